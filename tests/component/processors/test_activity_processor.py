@@ -1,7 +1,5 @@
 """The activity processor: reports count as use of a group once in an interval and never create a group."""
 
-from __future__ import annotations
-
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -66,18 +64,18 @@ class Setting:
 
 
 @pytest.fixture
-def setting() -> Setting:
+def setting():
     return Setting()
 
 
-def test_report_without_a_worker_id_counts_as_use_and_names_no_worker(setting: Setting) -> None:
+def test_report_without_a_worker_id_counts_as_use_and_names_no_worker(setting):
     setting.tracker.require_worker_group(A)
     setting.process(Message(headers={EVENT_HEADER: bytearray(b"request-received")}))
     assert (setting.until(), setting.worker_reports.all()) == (UNBIND + INTERVAL, [])
 
 
 @pytest.mark.proves("reference-defects/8-steady-use-unbound")
-async def test_steady_use_counts_once_in_an_interval_and_unbinds_no_group(setting: Setting) -> None:
+async def test_steady_use_counts_once_in_an_interval_and_unbinds_no_group(setting):
     """defects: activity-window: the debounce was inverted, and steady use was unbound after ten minutes."""
     setting.tracker.require_worker_group(A)
     untils = []
@@ -98,13 +96,13 @@ async def test_steady_use_counts_once_in_an_interval_and_unbinds_no_group(settin
         *[(event, GroupStatus.UNBOUND) for event in (Event.STARTED, Event.IDLE, Event.STOPPING, Event.FAILED)],
     ],
 )
-async def test_only_use_brings_an_unbound_group_back(setting: Setting, event: Event, status: GroupStatus) -> None:
+async def test_only_use_brings_an_unbound_group_back(setting, event, status):
     setting.tracker.adopt(A, GroupStatus.UNBOUND)
     setting.report(event)
     assert setting.tracker.status(A) is status
 
 
-def test_report_about_an_unknown_key_creates_nothing_unless_its_queue_is_there(setting: Setting) -> None:
+def test_report_about_an_unknown_key_creates_nothing_unless_its_queue_is_there(setting):
     setting.report(Event.BUSY, in_flight=1)
     assert (setting.tracker.keys(), setting.worker_reports.all()) == ([], [])
     setting.queue_status.update(A, exists=True)
@@ -112,7 +110,7 @@ def test_report_about_an_unknown_key_creates_nothing_unless_its_queue_is_there(s
     assert setting.tracker.status(A) is GroupStatus.ACTIVE
 
 
-async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(setting: Setting) -> None:
+async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(setting):
     for number in range(5_000):
         key = Key(str(number))
         setting.tracker.require_worker_group(key)
@@ -134,9 +132,7 @@ async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(s
     ],
     ids=["route", "no route", "made up", "no answer"],
 )
-def test_completed_requests_are_counted_by_status_route_and_priority_level(
-    setting: Setting, headers: dict[str, object], labels: tuple[str, str, str]
-) -> None:
+def test_completed_requests_are_counted_by_status_route_and_priority_level(setting, headers, labels):
     setting.metrics.know_routes(["alerts"])
     setting.tracker.require_worker_group(A)
     report = ActivityReport(A, Event.REQUEST_COMPLETED, "w", {"count": 3}, headers)
@@ -145,7 +141,7 @@ def test_completed_requests_are_counted_by_status_route_and_priority_level(
     assert setting.metrics.registry.get_sample_value("osrdyne_completed_total", named) == 3.0
 
 
-def test_parts_of_a_start_count_once_and_reach_a_new_leader(setting: Setting) -> None:
+def test_parts_of_a_start_count_once_and_reach_a_new_leader(setting):
     setting.tracker.require_worker_group(A)
     parts = {"jvm": 2500, "first_query": 700}
     # A new leader gets the state of a worker that an earlier one has started.
@@ -158,7 +154,7 @@ def test_parts_of_a_start_count_once_and_reach_a_new_leader(setting: Setting) ->
     assert setting.metrics.registry.get_sample_value(count, {"part": "jvm"}) == 1
 
 
-def test_parts_of_the_start_of_a_process_are_counted_apart_from_those_of_workers() -> None:
+def test_parts_of_the_start_of_a_process_are_counted_apart_from_those_of_workers():
     setting = Setting(processes=Mock(is_process=lambda worker_id: worker_id == "process"))
     report = ActivityReport(PROCESS_KEY, Event.READY, "process", {"cold_start": {"warm_up": 900, "other": 1}})
     setting.process(Message(body=report.wire_body(), headers=report.wire_headers()), PROCESS_KEY)
@@ -168,10 +164,10 @@ def test_parts_of_the_start_of_a_process_are_counted_apart_from_those_of_workers
     assert value("osrdyne_worker_cold_start_seconds_count", {"part": "warm_up"}) is None
 
 
-def test_executor_seconds_count_once_also_for_a_later_leader(setting: Setting) -> None:
+def test_executor_seconds_count_once_also_for_a_later_leader(setting):
     setting.tracker.require_worker_group(A)
 
-    def counted() -> float | None:
+    def counted():
         return setting.metrics.registry.get_sample_value("osrdyne_executor_seconds_total")
 
     # An earlier leader has counted these.

@@ -1,7 +1,5 @@
 """Records of changes in the queue of a leader, on a broker in memory: what a crash and a refusing RabbitMQ leave."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -15,12 +13,11 @@ from osrdyne.config.models import AuditSettings
 from osrdyne.processors import audit
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 
 @pytest.fixture
-def stack(direct: Stack) -> Stack:
+def stack(direct):
     return direct
 
 
@@ -64,7 +61,7 @@ def lost(stack: Stack) -> float | None:
     return stack.metrics.registry.get_sample_value("osrdyne_audit_records_total", {"result": "lost"})
 
 
-async def test_records_are_read_once_in_a_term_without_taking_them_out(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_records_are_read_once_in_a_term_without_taking_them_out(clock, broker):
     """Also where the queue holds a record twice."""
     one, two = change(clock, 1), change(clock, 2)
     async with leading(clock, broker=broker) as stack:
@@ -82,7 +79,7 @@ async def test_records_are_read_once_in_a_term_without_taking_them_out(clock: Vi
 
 
 @pytest.mark.proves("api/daemon-ends-between-change")
-async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unknown_outcome(stack: Stack) -> None:
+async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unknown_outcome(stack):
     await write(stack, change(stack.clock))
     await stack.kill()
     async with leading(stack.clock, broker=stack.broker) as following:
@@ -92,9 +89,7 @@ async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unk
 
 @pytest.mark.proves("api/daemon-ends-stores-record")
 @pytest.mark.parametrize("done", [False, True], ids=["before RabbitMQ has it", "before the confirm"])
-async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_stored(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, done: bool
-) -> None:
+async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_stored(stack, clock, broker, done):
     hold(broker, ("publish", stack.names.audit_exchange, done))
     task = asyncio.create_task(stack.term.processors.audit.write(change(clock)))
     await clock.settle()
@@ -107,7 +102,7 @@ async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_
 
 
 @pytest.mark.proves("api/rabbitmq-refuses-record-change")
-async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(stack: Stack, broker: FakeBroker) -> None:
+async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(stack, broker):
     broker.unbind(stack.names.audit_queue, stack.names.audit_exchange, "")
     with structlog.testing.capture_logs() as logs:
         assert await write(stack, change(stack.clock)) == [False]
@@ -120,8 +115,8 @@ async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(stack: 
 
 @pytest.mark.proves("api/rabbitmq-confirms-record-alarm")
 async def test_silent_audit_queue_delays_changes_for_a_bounded_time_and_keeps_a_bounded_number_of_records(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    clock, broker, monkeypatch
+):
     monkeypatch.setattr(audit, "CONFIRM_TIMEOUT", 0.01)
     monkeypatch.setattr(audit, "MAX_PENDING", 2)
     async with leading(clock, broker=broker) as stack:
@@ -137,7 +132,7 @@ async def test_silent_audit_queue_delays_changes_for_a_bounded_time_and_keeps_a_
 
 
 @pytest.mark.proves("api/client-forges-record-queue")
-async def test_forged_and_damaged_records_are_dropped(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_forged_and_damaged_records_are_dropped(clock, broker):
     forged = change(clock, 7).to_text().encode()
     async with leading(clock, broker=broker) as stack:
         await write(stack, change(clock, 1))
@@ -149,7 +144,7 @@ async def test_forged_and_damaged_records_are_dropped(clock: VirtualClock, broke
         assert len(broker.bodies(stack.names.audit_queue)) == 1
 
 
-async def test_record_that_is_too_old_is_not_shown(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_record_that_is_too_old_is_not_shown(clock, broker):
     settings = settings_for().model_copy(update={"audit": AuditSettings(max_age=3600.0)})
     async with leading(clock, broker=broker, settings=settings) as stack:
         await write(stack, change(clock))
@@ -160,7 +155,7 @@ async def test_record_that_is_too_old_is_not_shown(clock: VirtualClock, broker: 
         assert (await read(stack)).total == 0
 
 
-async def test_memory_holds_no_more_records_than_the_queue(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_memory_holds_no_more_records_than_the_queue(clock, broker):
     settings = settings_for().model_copy(update={"audit": AuditSettings(max_changes=100)})
     async with leading(clock, broker=broker, settings=settings) as stack:
         trail = stack.term.processors.audit

@@ -1,10 +1,7 @@
 """Tokens of requests at the ingress of a managed pool: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -25,7 +22,6 @@ from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import PRINCIPAL_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
@@ -67,7 +63,7 @@ class Verifier:
 
 
 @pytest.fixture
-def verifier() -> Verifier:
+def verifier():
     return Verifier()
 
 
@@ -99,7 +95,7 @@ def everything(broker: FakeBroker) -> str:
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> AsyncIterator[Stack]:
+async def stack(clock, broker, verifier):
     """A leader whose pool demands tokens for all keys."""
     async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
         await demand(stack, {"match": "{key}", "Authorization": "RequiredToSend"})
@@ -120,7 +116,7 @@ async def stack(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> 
     ids=str,
 )
 @pytest.mark.proves("managed/client-sends-token-one", "managed/keys-verify-jwts-cannot")
-async def test_request_without_a_valid_token_starts_nothing(stack: Stack, token: str | None, status: str) -> None:
+async def test_request_without_a_valid_token_starts_nothing(stack, token, status):
     """Where keys cannot be read, the caller learns when to try again."""
     with structlog.testing.capture_logs() as logs:
         await ask(stack, "a", token)
@@ -131,7 +127,7 @@ async def test_request_without_a_valid_token_starts_nothing(stack: Stack, token:
     assert SECRET not in everything(stack.broker) + str(logs)
 
 
-async def test_other_schemes_and_several_tokens_do_not_count(stack: Stack, broker: FakeBroker) -> None:
+async def test_other_schemes_and_several_tokens_do_not_count(stack, broker):
     await ask(stack, "a", None, authorization=f"Basic {SECRET}")
     await ask(stack, "b", SECRET, Authorization=f"Bearer {SECRET}")
     await ask(stack, "c", None, authorization=17)
@@ -141,7 +137,7 @@ async def test_other_schemes_and_several_tokens_do_not_count(stack: Stack, broke
     assert waiting(stack, None, "d") == [b"x"]
 
 
-async def test_accepted_request_carries_its_own_principal_and_no_token(stack: Stack, broker: FakeBroker) -> None:
+async def test_accepted_request_carries_its_own_principal_and_no_token(stack, broker):
     await demand(stack, {"match": "a", "Authorization": "NotRequired"})
     forged: dict[str, Any] = {PRINCIPAL_HEADER: "admin", PRINCIPAL_HEADER.title(): "admin", "traceparent": "t"}
     with structlog.testing.capture_logs() as logs:
@@ -157,7 +153,7 @@ async def test_accepted_request_carries_its_own_principal_and_no_token(stack: St
 
 
 @pytest.mark.proves("managed/keys-verify-jwts-cannot")
-async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(stack: Stack, verifier: Verifier) -> None:
+async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(stack, verifier):
     await ask(stack, "a", SECRET, b"1")
     await ask(stack, "a", f"{SECRET}-slow", b"2")
     await ask(stack, "a", SECRET, b"3")
@@ -172,7 +168,7 @@ async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(stack: 
 
 
 @pytest.mark.proves("managed/leader-dies-verifies-token")
-async def test_leader_killed_while_it_verifies_leaves_the_request_to_the_next(stack: Stack, verifier: Verifier) -> None:
+async def test_leader_killed_while_it_verifies_leaves_the_request_to_the_next(stack, verifier):
     await ask(stack, "a", f"{SECRET}-slow", b"1")
     await ask(stack, "a", SECRET, b"2")
     await stack.kill()
@@ -183,10 +179,8 @@ async def test_leader_killed_while_it_verifies_leaves_the_request_to_the_next(st
         assert [headers[PRINCIPAL_HEADER] for headers in forwarded(following)] == ["sam", "alice"]
 
 
-async def test_verifier_that_fails_dead_letters_the_request_and_ends_no_term(
-    stack: Stack, broker: FakeBroker, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(token: str) -> Principal:
+async def test_verifier_that_fails_dead_letters_the_request_and_ends_no_term(stack, broker, verifier, monkeypatch):
+    async def fail(token):
         raise RuntimeError("unexpected")
 
     monkeypatch.setattr(verifier, "identify", fail)
@@ -197,14 +191,14 @@ async def test_verifier_that_fails_dead_letters_the_request_and_ends_no_term(
     assert SECRET not in everything(broker)
 
 
-async def test_accepted_request_is_not_checked_again(stack: Stack, broker: FakeBroker) -> None:
+async def test_accepted_request_is_not_checked_again(stack, broker):
     for exchange in (stack.names.work_exchange(None), stack.names.retried_exchange):
         await publish_to(stack, exchange, "a", b"1", headers={PRINCIPAL_HEADER: "alice"}, reply_to=REPLIES)
     assert answers(broker) == []
     assert [headers[PRINCIPAL_HEADER] for headers in forwarded(stack)] == ["alice", "alice"]
 
 
-async def test_poison_keeps_the_principal_and_is_replayed_without_a_token(stack: Stack, broker: FakeBroker) -> None:
+async def test_poison_keeps_the_principal_and_is_replayed_without_a_token(stack, broker):
     """With the key of its client, of which the splitter makes that of its group again."""
     rules = json.dumps({"a": {"postfixFromRequest": {"header": "h"}}})
     await stack.term.routing.splitter.change(load_splitter(rules), author="me")
@@ -222,7 +216,7 @@ async def test_poison_keeps_the_principal_and_is_replayed_without_a_token(stack:
     assert (await consumer.get()).headers[PRINCIPAL_HEADER] == "alice"
 
 
-async def test_key_that_the_splitter_makes_is_checked_too(stack: Stack, broker: FakeBroker) -> None:
+async def test_key_that_the_splitter_makes_is_checked_too(stack, broker):
     inner = {"match": "tenant-{name}", "Authorization": "RequiredToSend"}
     await demand(stack, inner)
     rules = json.dumps({"tenant": {"postfixFromRequest": {"header": "h"}}})
@@ -234,7 +228,7 @@ async def test_key_that_the_splitter_makes_is_checked_too(stack: Stack, broker: 
     assert waiting(stack, None, "tenant-x") == [b"x"]
 
 
-async def test_group_that_a_route_names_is_open_to_what_the_route_sends(stack: Stack, broker: FakeBroker) -> None:
+async def test_group_that_a_route_names_is_open_to_what_the_route_sends(stack, broker):
     await demand(stack, {"match": "vault", "Authorization": "RequiredToSend"})
     await change(stack, away="FROM /* INTO BrokeredEndpoint('/modules/vault/inputs/store')")
     await ask(stack, "a")
@@ -242,7 +236,7 @@ async def test_group_that_a_route_names_is_open_to_what_the_route_sends(stack: S
     assert (waiting(stack, None, "vault"), answers(broker)) == ([b"x"], [("vault", "unauthorized")])
 
 
-async def test_routes_splitter_and_quotas_know_the_principal(stack: Stack, verifier: Verifier) -> None:
+async def test_routes_splitter_and_quotas_know_the_principal(stack, verifier):
     """Conditions see no token, and no principal that a client names."""
     leak = f"{{authorization}} = 'Bearer {SECRET}' OR {{{PRINCIPAL_HEADER}}} = 'root'"
     leaked = {"route": f"FROM /* WHERE {leak} INTO $upstream", "priority": 1}
@@ -263,7 +257,7 @@ async def test_routes_splitter_and_quotas_know_the_principal(stack: Stack, verif
     assert answers(stack.broker) == [("q", "quota-exceeded")]
 
 
-async def test_policies_that_demand_tokens_need_a_verifier(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_policies_that_demand_tokens_need_a_verifier(clock, broker):
     async with leading(clock, broker=broker, settings=managed()) as stack:
         with pytest.raises(InvalidDocumentError, match=r"policies\.0\.Authorization"):
             await demand(stack, {"match": "a", "Authorization": "RequiredToSend"})
@@ -274,7 +268,7 @@ async def test_policies_that_demand_tokens_need_a_verifier(clock: VirtualClock, 
 
 
 @pytest.mark.proves("managed/policies-demand-tokens-configuration")
-async def test_stored_policies_refuse_everything_once_the_keys_are_gone(stack: Stack, broker: FakeBroker) -> None:
+async def test_stored_policies_refuse_everything_once_the_keys_are_gone(stack, broker):
     await stack.term.routing.lifetimes.create(Key("c"), DEMANDING, author="me")
     await stack.kill()
     with structlog.testing.capture_logs() as logs:
@@ -285,7 +279,7 @@ async def test_stored_policies_refuse_everything_once_the_keys_are_gone(stack: S
     assert len([entry for entry in logs if entry["log_level"] == "error"]) == 2
 
 
-async def test_explanation_shows_the_check(stack: Stack) -> None:
+async def test_explanation_shows_the_check(stack):
     found = [explained(stack, "a", principal=name, authorization=f"Bearer {SECRET}") for name in (None, "alice")]
     assert [one.refused for one in found] == ["unauthorized", None]
     assert "alice" in {step.name: step.text for step in found[1].steps}["authorization"]
@@ -296,7 +290,7 @@ async def test_explanation_shows_the_check(stack: Stack) -> None:
 
 
 @pytest.fixture
-def _shared_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shared_credentials(monkeypatch):
     """The users of workers need a real RabbitMQ."""
     monkeypatch.setattr(wiring, "choose_credentials", lambda *_, **__: SharedCredentials("amqp://h"))
 
@@ -309,16 +303,14 @@ def with_worker_principal() -> Settings:
 
 
 @pytest.fixture
-async def receiving(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, _shared_credentials: None
-) -> AsyncIterator[Stack]:
+async def receiving(clock, broker, verifier, _shared_credentials):
     """A leader whose pool demands the grant `listen` of all workers."""
     async with leading(clock, broker=broker, settings=with_worker_principal(), verifier=verifier) as stack:
         await demand(stack, {"match": "open"}, {"match": "{any}/{key}", "Authorization": "RequiredToReceive"})
         yield stack
 
 
-async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(receiving: Stack) -> None:
+async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(receiving):
     for key in ("a/1", "b/1", "open"):
         await ask(receiving, key)
     await receiving.clock.advance(5.0)
@@ -329,8 +321,8 @@ async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(recei
 @pytest.mark.proves("managed/principal-workers-loses-grant")
 @pytest.mark.parametrize("identity", [AccessRefusal.UNKNOWN, AccessRefusal.EXPIRED, Principal("crew", {})], ids=str)
 async def test_workers_end_when_their_principal_loses_the_grant_and_start_when_it_returns(
-    receiving: Stack, verifier: Verifier, identity: Principal | AccessRefusal
-) -> None:
+    receiving, verifier, identity
+):
     await ask(receiving, "a/1")
     await receiving.clock.advance(5.0)
     (worker,) = receiving.driver.workers_of(Key("a/1"))
@@ -350,8 +342,8 @@ async def test_workers_end_when_their_principal_loses_the_grant_and_start_when_i
 
 @pytest.mark.proves("managed/principal-workers-loses-grant")
 async def test_next_leader_keeps_the_workers_that_may_listen_and_lets_nothing_pass_without_the_settings(
-    receiving: Stack, clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
+    receiving, clock, broker, verifier
+):
     await ask(receiving, "a/1")
     await clock.advance(5.0)
     await receiving.kill()
@@ -373,13 +365,8 @@ async def test_next_leader_keeps_the_workers_that_may_listen_and_lets_nothing_pa
     ids=["principal", "credentials", "driver"],
 )
 async def test_grant_of_workers_that_could_not_be_enforced_is_not_accepted(
-    clock: VirtualClock,
-    broker: FakeBroker,
-    verifier: Verifier,
-    monkeypatch: pytest.MonkeyPatch,
-    section: str | None,
-    changed: dict[str, object],
-) -> None:
+    clock, broker, verifier, monkeypatch, section, changed
+):
     settings = with_worker_principal()
     if section is None:
         monkeypatch.setattr(FakeDriver, "instance_is_worker", False)

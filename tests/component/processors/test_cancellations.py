@@ -1,7 +1,5 @@
 """Cancels of clients: those that the leader keeps for requests that wait, and those that it sends to workers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -21,15 +19,13 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 A, W = Key("a"), WorkerId("later")
 
 
 @pytest.fixture
-async def stack(stack: Stack) -> Stack:
+async def stack(stack):
     await change(stack, plain=PLAIN)
     return stack
 
@@ -56,7 +52,7 @@ def cancelled(stack: Stack) -> list[dict[str, object]]:
 
 
 @pytest.mark.proves("managed/worker-ends-request-tried")
-async def test_later_worker_is_notified_once(stack: Stack, clock: VirtualClock) -> None:
+async def test_later_worker_is_notified_once(stack, clock):
     await ask(stack)
     await fail(stack)
     await cancel(stack)
@@ -68,13 +64,11 @@ async def test_later_worker_is_notified_once(stack: Stack, clock: VirtualClock) 
     assert cancelled(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
 
 
-async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(clock, broker, monkeypatch):
     """A large body is parsed in a thread."""
     has_begun, may_end = threading.Event(), threading.Event()
 
-    def loads(text: str, **options: object) -> object:
+    def loads(text, **options):
         has_begun.set()
         may_end.wait(120)
         return json.loads(text)
@@ -100,7 +94,7 @@ async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
 
 
 @pytest.mark.parametrize(("route", "key"), [(PLAIN, "b"), (REST, "a")], ids=["another group", "no retries"])
-async def test_cancel_that_no_waiting_request_needs_is_not_kept(stack: Stack, route: object, key: str) -> None:
+async def test_cancel_that_no_waiting_request_needs_is_not_kept(stack, route, key):
     await change(stack, only=route)
     await ask(stack)
     await cancel(stack, key)
@@ -110,7 +104,7 @@ async def test_cancel_that_no_waiting_request_needs_is_not_kept(stack: Stack, ro
 
 
 @pytest.mark.proves("managed/worker-ends-request-tried")
-async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worker(stack: Stack) -> None:
+async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worker(stack):
     await ask(stack)
     await fail(stack)
     stack.retire(A)
@@ -120,7 +114,7 @@ async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worke
     assert (answers(stack.broker), stack.running("a"), stack.orphans()) == ([("c", "cancelled")], 0, [])
 
 
-async def test_new_request_of_the_name_is_another_one(stack: Stack) -> None:
+async def test_new_request_of_the_name_is_another_one(stack):
     await ask(stack)
     await cancel(stack)
     await ask(stack)
@@ -130,7 +124,7 @@ async def test_new_request_of_the_name_is_another_one(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("worker", ["x" * 5000, "漢" * 200, "#", ""], ids=["long", "wide", "pattern", "empty"])
-async def test_odd_name_of_a_worker_does_no_harm(stack: Stack, worker: str) -> None:
+async def test_odd_name_of_a_worker_does_no_harm(stack, worker):
     await ask(stack)
     await cancel(stack)
     await report(stack, worker)
@@ -139,7 +133,7 @@ async def test_odd_name_of_a_worker_does_no_harm(stack: Stack, worker: str) -> N
     assert (len(cancelled(stack)), stack.task.done()) == (1, False)
 
 
-async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock: VirtualClock) -> None:
+async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock):
     kept = KeptCancels(clock)
     for number in range(MAX_KEPT + 1):
         kept.keep(RequestName(str(number), "r"), A, seconds=10.0)
@@ -153,13 +147,13 @@ async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock: Virt
 # --- cancels that go to the workers of the group
 
 
-async def test_cancel_that_no_queue_takes_costs_nothing(direct: Stack) -> None:
+async def test_cancel_that_no_queue_takes_costs_nothing(direct):
     refuse(direct.broker, PublishRefusedError("nack"), ("publish", direct.names.control_exchange, False))
     await managed_pool.cancel(direct, "a", correlation_id="c", reply_to="r")
     assert (direct.broker.bodies(direct.names.cancel_queue), direct.task.done()) == ([], False)
 
 
-async def test_cancel_reaches_the_workers_of_its_key_only_if_it_names_a_request(direct: Stack) -> None:
+async def test_cancel_reaches_the_workers_of_its_key_only_if_it_names_a_request(direct):
     key = "infra=42,timetable=24"
     listen(direct, direct.names.control_group_routing_key(Key(key)))
     named = [{"correlation_id": "c", "reply_to": "r"}, {"correlation_id": "\udcff", "reply_to": '"\n'}]

@@ -1,8 +1,5 @@
 """Circuits that open, let a probe through and close: what the leader does to groups and workers, in virtual time."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator
 from typing import ClassVar
 
 import pytest
@@ -12,16 +9,14 @@ from managed_pool import explained
 
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 from osrdyne.protocol.messages import RETRY_AFTER_HEADER
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.broker import Command
 
 GROUPS = ("a", "b", "c", "d")
 REJECT = {"onOpen": "reject"}
 
 
 @pytest.fixture
-async def pool(clock: VirtualClock) -> AsyncIterator[CircuitPool]:
+async def pool(clock):
     made = CircuitPool(clock)
     async with made.leading():
         await made.begin()
@@ -29,7 +24,7 @@ async def pool(clock: VirtualClock) -> AsyncIterator[CircuitPool]:
 
 
 @pytest.mark.proves("circuits/requests-route-fail-circuit")
-async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool: CircuitPool) -> None:
+async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool):
     for key in GROUPS[:3]:
         await pool.publish(key)
         await pool.run(2.0)
@@ -47,7 +42,7 @@ async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool: Cir
     assert ("circuit" in str(shown.steps), shown.refused) == (True, None)
 
 
-async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool: CircuitPool) -> None:
+async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool):
     await pool.begin(**REJECT)
     assert "circuit" not in str(explained(pool.stack, "a").steps)
     await pool.open(*GROUPS)
@@ -60,7 +55,7 @@ async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool:
     assert not pool.stack.has_queue("new")
 
 
-async def test_exactly_one_request_passes_a_half_open_circuit_and_closes_it(pool: CircuitPool) -> None:
+async def test_exactly_one_request_passes_a_half_open_circuit_and_closes_it(pool):
     """`_published`: the leader does not keep every key that has had a request while its circuit was open."""
     circuits = pool.stack.term.routing.circuits
     await pool.open(*GROUPS)
@@ -80,7 +75,7 @@ async def test_exactly_one_request_passes_a_half_open_circuit_and_closes_it(pool
     assert (set(pool.answered.values()), len(pool.answered), circuits._published) == ({1}, 12, set())
 
 
-async def test_backend_is_spared_and_every_request_is_answered_although_reports_are_lost(pool: CircuitPool) -> None:
+async def test_backend_is_spared_and_every_request_is_answered_although_reports_are_lost(pool):
     """A probe whose report is lost opens the circuit again, and the next one is sent."""
     pool.lost_reports = 0.3
     while not pool.paused:
@@ -97,7 +92,7 @@ async def test_backend_is_spared_and_every_request_is_answered_although_reports_
 
 
 @pytest.mark.proves("circuits/probe-hangs-worker-dies")
-async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool: CircuitPool) -> None:
+async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool):
     await pool.open(*GROUPS)
     await pool.publish(*GROUPS)
     pool.loses_probes = True
@@ -118,7 +113,7 @@ class GroupDriver(FakeDriver):
 
 @pytest.mark.proves("circuits/group-open-circuit-worker")
 @pytest.mark.parametrize("driver", [FakeDriver, GroupDriver], ids=["workers", "groups"])
-async def test_group_without_a_worker_gets_a_paused_one(clock: VirtualClock, driver: type[FakeDriver]) -> None:
+async def test_group_without_a_worker_gets_a_paused_one(clock, driver):
     pool = CircuitPool(clock, make_driver=driver)
     async with pool.leading():
         await pool.begin()
@@ -136,7 +131,7 @@ async def test_group_without_a_worker_gets_a_paused_one(clock: VirtualClock, dri
 
 
 @pytest.mark.proves("circuits/worker-probe-reports-ready")
-async def test_probe_waits_for_a_worker_that_gets_no_messages_yet(pool: CircuitPool) -> None:
+async def test_probe_waits_for_a_worker_that_gets_no_messages_yet(pool):
     await pool.open(*GROUPS)
     pool.fails, pool.binds_late = False, True
     await pool.publish("new", "new")
@@ -149,7 +144,7 @@ async def test_probe_waits_for_a_worker_that_gets_no_messages_yet(pool: CircuitP
 
 
 @pytest.mark.proves("circuits/worker-receive-message-group")
-async def test_worker_that_missed_a_message_gets_it_again(pool: CircuitPool) -> None:
+async def test_worker_that_missed_a_message_gets_it_again(pool):
     await pool.open(*GROUPS)
     await pool.run(6.0)
     for worker in pool.workers.values():
@@ -159,7 +154,7 @@ async def test_worker_that_missed_a_message_gets_it_again(pool: CircuitPool) -> 
     assert (pool.state, pool.paused) == ("open", list(GROUPS))
 
 
-async def test_worker_that_goes_on_in_a_paused_group_is_ended_and_not_replaced(pool: CircuitPool) -> None:
+async def test_worker_that_goes_on_in_a_paused_group_is_ended_and_not_replaced(pool):
     await pool.begin(openToHalfOpen={"enabled": False})
     await pool.open(*GROUPS)
     (worker,) = [one for one in pool.workers.values() if one.key == "a"]
@@ -169,7 +164,7 @@ async def test_worker_that_goes_on_in_a_paused_group_is_ended_and_not_replaced(p
     assert [pool.stack.running(key) for key in ("a", "b")] == [0, 1]
 
 
-async def test_operator_closes_a_circuit(pool: CircuitPool) -> None:
+async def test_operator_closes_a_circuit(pool):
     await pool.open(*GROUPS)
     await pool.publish(*GROUPS)
     pool.fails = False
@@ -188,7 +183,7 @@ async def test_operator_closes_a_circuit(pool: CircuitPool) -> None:
     assert (len(pool.served), pool.probed(), pool.paused) == (8, [], [])
 
 
-async def test_closing_a_closed_circuit_clears_its_statistics_for_every_leader(clock: VirtualClock) -> None:
+async def test_closing_a_closed_circuit_clears_its_statistics_for_every_leader(clock):
     pool = CircuitPool(clock)
     async with pool.leading():
         await pool.begin()
@@ -202,8 +197,8 @@ async def test_closing_a_closed_circuit_clears_its_statistics_for_every_leader(c
 
 
 @pytest.mark.proves("circuits/rabbitmq-store-state-circuits")
-async def test_nothing_follows_from_a_state_that_is_not_stored(pool: CircuitPool) -> None:
-    async def confirm_nothing(command: Command) -> None:
+async def test_nothing_follows_from_a_state_that_is_not_stored(pool):
+    async def confirm_nothing(command):
         if "-snapshot-circuits-" in command.target and not command.done:
             raise BrokerSilentError("no confirm")
 
@@ -229,13 +224,11 @@ async def test_nothing_follows_from_a_state_that_is_not_stored(pool: CircuitPool
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, 13))
 @pytest.mark.parametrize("what", ["store", "act"])
-async def test_leader_killed_at_each_step_loses_nothing(
-    clock: VirtualClock, what: str, number: int, done: bool
-) -> None:
+async def test_leader_killed_at_each_step_loses_nothing(clock, what, number, done):
     pool = CircuitPool(clock)
     killed = 0
 
-    async def kill(command: Command) -> None:
+    async def kill(command):
         nonlocal killed
         stores = "-snapshot-circuits-" in command.target
         acts = command.target == pool.names.control_exchange

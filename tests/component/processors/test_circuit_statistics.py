@@ -1,7 +1,5 @@
 """Statistics of circuits: what counts as an outcome, and what survives the leader. A real leader in virtual time."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -16,8 +14,6 @@ from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 COUNTING = CircuitConfiguration(updates_statistics=True)
@@ -32,7 +28,7 @@ async def count(stack: Stack, configuration: CircuitConfiguration = COUNTING) ->
 
 
 @pytest.fixture
-async def counting(stack: Stack) -> Stack:
+async def counting(stack):
     await change(stack, r=REST)
     await count(stack)
     return stack
@@ -58,7 +54,7 @@ def counted(stack: Stack) -> list[tuple[str | None, str | None, int, int]]:
     return [shown(one) for one in stack.term.routing.circuits.circuits()]
 
 
-async def test_each_request_counts_once_with_its_latest_outcome(counting: Stack) -> None:
+async def test_each_request_counts_once_with_its_latest_outcome(counting):
     await report(counting, "retried", "1", "2")
     await report(counting, "error", "1", "3", code=500)
     await report(counting, "ok", "2")
@@ -68,7 +64,7 @@ async def test_each_request_counts_once_with_its_latest_outcome(counting: Stack)
 
 
 @pytest.mark.proves("circuits/worker-reports-outcomes-routes")
-async def test_circuits_are_those_of_active_routes_and_one_of_no_route(stack: Stack, clock: VirtualClock) -> None:
+async def test_circuits_are_those_of_active_routes_and_one_of_no_route(stack, clock):
     await change(stack, r=REST, s=REST)
     await count(stack)
     for route in ("s", "made up", None, "r"):
@@ -79,7 +75,7 @@ async def test_circuits_are_those_of_active_routes_and_one_of_no_route(stack: St
     assert counted(stack) == [(None, None, 0, 1), ("r", None, 0, 1)]
 
 
-async def test_each_group_of_a_route_may_have_a_circuit(counting: Stack, clock: VirtualClock) -> None:
+async def test_each_group_of_a_route_may_have_a_circuit(counting, clock):
     await count(counting, BY_GROUP)
     await report(counting, "ok", "1")
     await report(counting, "error", "2", "3", key="b")
@@ -90,7 +86,7 @@ async def test_each_group_of_a_route_may_have_a_circuit(counting: Stack, clock: 
     assert value("osrdyne_circuit_samples", {"route": "r", "outcome": "failure"}) == 2
 
 
-async def test_nothing_is_counted_unless_it_is_turned_on(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_nothing_is_counted_unless_it_is_turned_on(stack, clock, broker):
     await change(stack, r=REST)
     await count(stack, CircuitConfiguration())
     await report(stack, "ok", "1")
@@ -100,14 +96,14 @@ async def test_nothing_is_counted_unless_it_is_turned_on(stack: Stack, clock: Vi
 
 
 @pytest.mark.proves("circuits/report-worker-lost-worker")
-async def test_report_of_a_worker_that_names_no_requests_counts_nothing(counting: Stack) -> None:
+async def test_report_of_a_worker_that_names_no_requests_counts_nothing(counting):
     for invalid in ({}, {"outcomes": "1"}, {"outcomes": [1, None, "x" * 65]}):
         headers = {"x-status": "ok", "x-route": "r"}
         await publish(counting, ActivityReport("a", Event.REQUEST_COMPLETED, "w", invalid, headers))
     assert counted(counting) == []
 
 
-async def test_dead_letters_of_workers_are_failures(counting: Stack, clock: VirtualClock) -> None:
+async def test_dead_letters_of_workers_are_failures(counting, clock):
     queues = {"delivery_limit": "pool-req-a", "expired": "pool-req-a", "rejected": counting.names.orphan_queue}
     for reason, queue in queues.items():
         death = {**died(reason, queue=queue), ROUTE_HEADER: "r"}
@@ -116,7 +112,7 @@ async def test_dead_letters_of_workers_are_failures(counting: Stack, clock: Virt
     assert counted(counting) == [("r", None, 1, 0)]
 
 
-async def test_failed_starts_are_failures(counting: Stack, clock: VirtualClock) -> None:
+async def test_failed_starts_are_failures(counting, clock):
     counting.driver.fail_next_start(StartFailedError("no such image"))
     await counting.publish("c", b"1", correlation_id="c")
     await clock.advance(30.0)
@@ -125,9 +121,7 @@ async def test_failed_starts_are_failures(counting: Stack, clock: VirtualClock) 
 
 @pytest.mark.proves("circuits/leader-dies-counts-outcomes")
 @pytest.mark.parametrize("configuration", [COUNTING, BY_GROUP], ids=["route", "group"])
-async def test_statistics_survive_a_killed_leader_but_for_the_last_second(
-    clock: VirtualClock, broker: FakeBroker, configuration: CircuitConfiguration
-) -> None:
+async def test_statistics_survive_a_killed_leader_but_for_the_last_second(clock, broker, configuration):
     async with managing(clock, broker, r=REST) as stack:
         await count(stack, configuration)
         await report(stack, "error", "1", "2")
@@ -141,7 +135,7 @@ async def test_statistics_survive_a_killed_leader_but_for_the_last_second(
 
 
 @pytest.mark.proves("circuits/stored-statistics-damaged")
-async def test_damaged_statistics_are_refused_as_a_whole(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_damaged_statistics_are_refused_as_a_whole(clock, broker):
     async with managing(clock, broker, r=REST) as stack:
         await count(stack)
         await report(stack, "error", "1")

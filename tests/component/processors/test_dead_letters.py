@@ -1,7 +1,5 @@
 """The dead letter responder: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import pytest
 from broker_steps import hold, note, refuse
 from hypothesis import given
@@ -16,9 +14,7 @@ from osrdyne.processors.failures.dead_letters import last_death
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
 
 MANY = 256
@@ -26,7 +22,7 @@ MANY = 256
 
 
 @pytest.fixture
-def stack(direct: Stack) -> Stack:
+def stack(direct):
     return direct
 
 
@@ -39,7 +35,7 @@ async def die(stack: Stack, headers: dict[str, object], **properties: object) ->
 
 @pytest.mark.proves("reference-defects/2-dead-letters-were")
 @pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
-async def test_caller_receives_the_first_reason(stack: Stack, broker: FakeBroker, reason: str) -> None:
+async def test_caller_receives_the_first_reason(stack, broker, reason):
     """defects: dead-letter-answers: another header was read, nothing acknowledged, the correlation id dropped."""
     stack.metrics.know_routes(["alerts"])
     await die(stack, {**died(reason, queue="pool-req-a_Pri3"), ROUTE_HEADER: "alerts"})
@@ -48,7 +44,7 @@ async def test_caller_receives_the_first_reason(stack: Stack, broker: FakeBroker
     assert stack.metrics.registry.get_sample_value("osrdyne_dead_letters_total", labels) == 1.0
 
 
-async def test_reply_names_the_wait_for_room_in_which_a_request_expired(stack: Stack, broker: FakeBroker) -> None:
+async def test_reply_names_the_wait_for_room_in_which_a_request_expired(stack, broker):
     for key in ("1", "2", "3", "4"):  # as many as start at once
         stack.require(Key(key))
     await stack.clock.settle()
@@ -60,7 +56,7 @@ async def test_reply_names_the_wait_for_room_in_which_a_request_expired(stack: S
 
 
 @pytest.mark.proves("reference-defects/2-dead-letters-were")
-async def test_poison_is_kept_before_the_reply_and_acknowledged_last(stack: Stack) -> None:
+async def test_poison_is_kept_before_the_reply_and_acknowledged_last(stack):
     steps = [("publish", "pool-poison-xchg", True), ("publish", REPLIES, True), ("ack", "pool-dl", True)]
     order = note(stack.broker, *steps)
     await die(stack, died("delivery_limit"))
@@ -68,7 +64,7 @@ async def test_poison_is_kept_before_the_reply_and_acknowledged_last(stack: Stac
 
 
 @pytest.mark.proves("hostile/message-ends-terms")
-async def test_request_that_every_leader_returns_is_kept_and_answered(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_request_that_every_leader_returns_is_kept_and_answered(clock, broker):
     """A message on which a leader ends came back to each later one."""
     async with leading(clock, broker=broker) as stack:
         pass
@@ -83,7 +79,7 @@ async def test_request_that_every_leader_returns_is_kept_and_answered(clock: Vir
         assert (broker.bodies("pool-poison"), broker.bodies("pool-dl"), stack.orphans()) == ([b"1"], [], [])
 
 
-async def test_slow_answer_does_not_hold_up_the_others(stack: Stack, broker: FakeBroker) -> None:
+async def test_slow_answer_does_not_hold_up_the_others(stack, broker):
     broker.declare_queue("slow", {})
     hold(broker, ("publish", "slow", False))
     for replies in ("slow", REPLIES, REPLIES):
@@ -96,7 +92,7 @@ async def test_slow_answer_does_not_hold_up_the_others(stack: Stack, broker: Fak
     [{}, died("{0}{deliveries!r:>{x}}"), died("\ud800"), died("ok"), {"x-death": [{"reason": None}]}],
     ids=["no header", "braces", "surrogate", "a status", "no reason"],
 )
-async def test_message_that_did_not_die_is_answered_invalid(stack: Stack, headers: dict[str, object]) -> None:
+async def test_message_that_did_not_die_is_answered_invalid(stack, headers):
     await die(stack, headers)
     assert (answers(stack.broker), stack.broker.bodies("pool-dl"), stack.task.done()) == ([("c", "invalid")], [], False)
 
@@ -128,7 +124,7 @@ def deaths(*found: tuple[object, object]) -> dict[str, object]:
     ],
 )
 @pytest.mark.proves("hostile/client-forges-its-death")
-def test_latest_death_in_a_queue_of_the_pool_counts(headers: dict[str, object], death: object) -> None:
+def test_latest_death_in_a_queue_of_the_pool_counts(headers, death):
     assert last_death(headers, PoolNames("pool")) == death
 
 
@@ -140,7 +136,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["x-first-death-reason", "x-death", "h"]), VALUES))
-def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object]) -> None:
+def test_hostile_headers_give_a_reason_of_ours_or_none(headers):
     death = last_death(headers, PoolNames("pool"))
     reasons = {Status.EXPIRED, Status.REJECTED, Status.MAXLEN, Status.DELIVERY_LIMIT}
     assert death is None or (death.reason in reasons and death.queue.startswith("pool-"))
@@ -150,7 +146,7 @@ def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object
 
 
 @pytest.mark.proves("broker/poison-inventory-pool-poison", "reference-defects/2-dead-letters-were")
-async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(stack: Stack, broker: FakeBroker) -> None:
+async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(stack, broker):
     """defects: dead-letter-answers: nothing was acknowledged, so that it stopped after 200."""
     refuse(broker, PublishRefusedError("unroutable"), ("publish", "pool-poison-xchg", False))
     channel = FakeChannel(broker)
@@ -166,7 +162,7 @@ async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(stack:
     assert broker.bodies("pool-dl") == []
 
 
-async def test_deleted_inventory_is_declared_again_by_the_first_letter_for_it(stack: Stack, broker: FakeBroker) -> None:
+async def test_deleted_inventory_is_declared_again_by_the_first_letter_for_it(stack, broker):
     await stack.clock.advance(1.0)
     broker.delete_queue("pool-poison")
     await die(stack, died("delivery_limit"))

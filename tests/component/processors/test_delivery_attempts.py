@@ -1,10 +1,6 @@
 """Requests that wait for their queue, whose publish is tried again, or whose queue becomes unavailable: in direct and
 managed pools."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from broker_steps import Step, refuse
 from managed_pool import managing
@@ -14,8 +10,6 @@ from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
 from osrdyne.testing.keys import ODD_KEYS
 
@@ -36,7 +30,7 @@ async def publish(stack: Stack, deadline: float | None = None) -> None:
 
 
 @pytest.mark.proves("reference-defects/9-keys-were-bound")
-async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(any_pool: Stack) -> None:
+async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(any_pool):
     """defects: encoded-keys."""
     for key in ODD_KEYS.values():
         await any_pool.publish(key, key.encode())
@@ -47,7 +41,7 @@ async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(any_pool
 
 
 @pytest.mark.proves("reference-defects/3-one-busy-key")
-async def test_thousands_that_wait_for_one_key_hold_back_no_other(any_pool: Stack) -> None:
+async def test_thousands_that_wait_for_one_key_hold_back_no_other(any_pool):
     """lifecycle: bind-waits-for-stop: its worker is just being stopped, so that its bind has to wait."""
     bodies = [b"%d" % number for number in range(2000)]
     any_pool.require(A)
@@ -67,9 +61,7 @@ async def test_thousands_that_wait_for_one_key_hold_back_no_other(any_pool: Stac
 
 @pytest.mark.proves("broker/queue-leader-too-many")
 @pytest.mark.parametrize("deadline", [60.0, None])
-async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(
-    any_pool: Stack, broker: FakeBroker, deadline: float | None
-) -> None:
+async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(any_pool, broker, deadline):
     """Without a deadline, it is held no longer than it may wait in a queue."""
     error, forward = BrokerSilentError("no confirm"), forward_of(any_pool)
     refuse(broker, error, forward, when=lambda: any_pool.has_queue("a"))
@@ -85,9 +77,7 @@ async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(
 @pytest.mark.proves("broker/queue-leader-too-many")
 @pytest.mark.parametrize("pool", [leading, managing], ids=["direct", "managed"])
 @pytest.mark.parametrize("deadline", [60.0, None])
-async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_over(
-    clock: VirtualClock, broker: FakeBroker, pool: Any, deadline: float | None
-) -> None:
+async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_over(clock, broker, pool, deadline):
     # A new leader finds the queue unbound and without a leader.
     broker.declare_queue("pool-req-a", request_queue_arguments(PoolNames("pool"), A)).running = False
     async with pool(clock, broker=broker) as stack:
@@ -99,8 +89,8 @@ async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_
 
 
 @pytest.mark.parametrize("error", [PublishRefusedError("unroutable"), BrokerSilentError("no confirm")])
-async def test_conflict_at_a_later_try_is_answered(any_pool: Stack, broker: FakeBroker, error: Exception) -> None:
-    async def refuse_once(command: Command) -> None:
+async def test_conflict_at_a_later_try_is_answered(any_pool, broker, error):
+    async def refuse_once(command):
         """Meanwhile a foreign queue takes the place of the queue."""
         if command == forward_of(any_pool) and any_pool.has_queue("a"):
             broker.hook = None
@@ -121,7 +111,7 @@ async def test_conflict_at_a_later_try_is_answered(any_pool: Stack, broker: Fake
     [(QueueFullError("full"), "maxlen"), (MessageTooLargeError("131073 bytes"), "invalid")],
     ids=["full queue", "headers too large"],
 )
-async def test_forward_that_cannot_succeed_is_answered(any_pool: Stack, error: Exception, status: str) -> None:
+async def test_forward_that_cannot_succeed_is_answered(any_pool, error, status):
     refuse(any_pool.broker, error, forward_of(any_pool), when=lambda: any_pool.has_queue("a"))
     await publish(any_pool)
     await any_pool.clock.settle()

@@ -1,7 +1,5 @@
 """An unexpected error fails one message, not the leader's term."""
 
-from __future__ import annotations
-
 import pytest
 from managed_pool import REST, cancel, change, publish_to, send, waiting
 from replies import REPLIES, answers, died
@@ -12,10 +10,8 @@ from osrdyne.processors.poison.entries import finding, key_of
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import POOL, Stack, leading
+from osrdyne.testing.fakes.stack import POOL, leading
 
 
 def break_(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
@@ -24,9 +20,7 @@ def break_(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 @pytest.mark.proves("controller/defect-controller-fails-one")
 @pytest.mark.parametrize("step", ["refuse_orphan", "direct_message", "parse_key"])
-async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_go_on(
-    direct: Stack, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_go_on(direct, monkeypatch, step):
     with monkeypatch.context() as broken:
         break_(broken, f"requests.orphans.{step}")
         await send(direct, "a", reply_to=REPLIES, correlation_id="c")
@@ -37,7 +31,7 @@ async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_g
 
 
 @pytest.mark.proves("controller/defect-controller-fails-one")
-async def test_orphan_without_a_caller_is_kept_as_poison(direct: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_orphan_without_a_caller_is_kept_as_poison(direct, monkeypatch):
     break_(monkeypatch, "requests.orphans.direct_message")
     await send(direct, "a", b"one way")
     [entry] = (await direct.term.processors.poison.page(PoisonQuery(bodies=True))).entries
@@ -52,8 +46,8 @@ async def test_orphan_without_a_caller_is_kept_as_poison(direct: Stack, monkeypa
 )
 @pytest.mark.proves("controller/defect-controller-fails-one")
 async def test_dead_letter_that_cannot_be_processed_is_answered_once_and_kept_unless_it_was_answered(
-    direct: Stack, monkeypatch: pytest.MonkeyPatch, step: str, death: dict[str, object], status: str, kept: list[bytes]
-) -> None:
+    direct, monkeypatch, step, death, status, kept
+):
     break_(monkeypatch, f"failures.dead_letters.{step}")
     exchange = direct.names.dead_letter_exchange
     await publish_to(direct, exchange, "a", b"1", headers=death, reply_to=REPLIES, correlation_id="c")
@@ -65,9 +59,7 @@ async def test_dead_letter_that_cannot_be_processed_is_answered_once_and_kept_un
 
 @pytest.mark.proves("controller/defect-controller-fails-one")
 @pytest.mark.parametrize("step", ["ingress.accept", "ingress.managed_message", "forwarder.refuse_for"])
-async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others_go_on(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others_go_on(stack, monkeypatch, step):
     await change(stack, rest=REST)
     with monkeypatch.context() as broken:
         break_(broken, f"requests.{step}")
@@ -83,9 +75,7 @@ async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others
     [("activity.report_from_wire", "activity"), ("activity.parse_key", "activity"),
      ("requests.cancellations.parse_key", "cancel")],
 )  # fmt: skip
-async def test_report_or_cancel_that_cannot_be_processed_is_counted(
-    direct: Stack, monkeypatch: pytest.MonkeyPatch, step: str, queue: str
-) -> None:
+async def test_report_or_cancel_that_cannot_be_processed_is_counted(direct, monkeypatch, step, queue):
     break_(monkeypatch, step)
     await direct.report("a", Event.READY, "w")
     await cancel(direct, reply_to=REPLIES, correlation_id="c")
@@ -94,8 +84,8 @@ async def test_report_or_cancel_that_cannot_be_processed_is_counted(
 
 
 async def test_request_of_a_failed_group_that_cannot_be_answered_as_such_is_answered_rejected(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    clock, broker, monkeypatch
+):
     driver = FakeDriver(clock, pool=POOL)
     driver.fail_next_start(StartFailedError("no such image"))
     async with leading(clock, broker=broker, driver=driver) as stack:

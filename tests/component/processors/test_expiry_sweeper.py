@@ -1,7 +1,5 @@
 """The expiry sweeper: a real leader of a managed pool on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -48,7 +46,7 @@ async def managing(clock: VirtualClock, broker: FakeBroker, **settings: object) 
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+async def stack(clock, broker):
     async with managing(clock, broker) as stack:
         yield stack
 
@@ -76,11 +74,11 @@ async def reject_first(stack: Stack) -> None:
 # --- cleaning
 
 
-async def test_expired_requests_are_removed_in_time_without_a_listing(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_expired_requests_are_removed_in_time_without_a_listing(clock, broker):
     """The counts of a listing are some seconds old; a passive declare of the queue returns the current one."""
     async with managing(clock, broker, cleanup_interval=2.0) as stack:
 
-        async def fail_listing(command: Command) -> None:
+        async def fail_listing(command):
             if command.name == "list_queues":
                 raise BrokerSilentError("no answer")
 
@@ -92,7 +90,7 @@ async def test_expired_requests_are_removed_in_time_without_a_listing(clock: Vir
         assert sorted(answers(broker)) == [("x1", "expired"), ("x2", "expired"), ("x3", "expired")]
 
 
-async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(stack: Stack, clock: VirtualClock) -> None:
+async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(stack, clock):
     sent = datetime.fromtimestamp(clock.time(), tz=UTC)
     await stack.publish("k", b"1", expiration=LONG, timestamp=sent, reply_to=REPLIES)
     for expiring in ("x1", "x2", "x3", "x4", "x5"):
@@ -101,7 +99,7 @@ async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(stack
     assert waiting(stack) == ["1"]
 
 
-async def test_request_that_a_worker_holds_stays_with_it(stack: Stack, clock: VirtualClock) -> None:
+async def test_request_that_a_worker_holds_stays_with_it(stack, clock):
     await publish(stack, "1", "2", "x1", "3")
     consumer = await stack.consume("k")
     held = await consumer.get()
@@ -113,10 +111,10 @@ async def test_request_that_a_worker_holds_stays_with_it(stack: Stack, clock: Vi
     assert [held.body, *(one.body for one in following)] == [b"1", b"2", b"3"]
 
 
-async def test_request_that_comes_meanwhile_goes_behind_all_others(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_that_comes_meanwhile_goes_behind_all_others(stack, broker):
     late: list[str] = []
 
-    async def arrive(command: Command) -> None:
+    async def arrive(command):
         if command.name in {"consume", "cancel"} and command.target == QUEUE:
             late.append(f"late {len(late)}")
             await stack.publish("k", late[-1].encode(), expiration=LONG)
@@ -129,7 +127,7 @@ async def test_request_that_comes_meanwhile_goes_behind_all_others(stack: Stack,
 
 
 @pytest.mark.proves("requests/channel-closes-soon-many")
-async def test_copies_are_marked_carry_failed_deliveries_and_are_acknowledged_in_one_step(stack: Stack) -> None:
+async def test_copies_are_marked_carry_failed_deliveries_and_are_acknowledged_in_one_step(stack):
     """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
     await publish(stack, "1", "x1", *"234567")
     await reject_first(stack)
@@ -140,11 +138,11 @@ async def test_copies_are_marked_carry_failed_deliveries_and_are_acknowledged_in
     assert all(one[DUPLICATE_HEADER] is True for one in headers)
 
 
-def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline() -> None:
+def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline():
     """It has lost its hops on the way, and its caller said when it was published."""
     now_ms, deadline_ms = 400_000, 500_000
 
-    def received(message: Message) -> Delivery:
+    def received(message):
         return Delivery(cast(Channel, None), 1, "x", "k", False, b"", message.properties())
 
     sent = Message(headers={DEADLINE_HEADER: deadline_ms}, timestamp=datetime.fromtimestamp(0, UTC))
@@ -153,7 +151,7 @@ def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline() -> None:
     assert copy.to_request(now_ms=now_ms).deadline_ms == deadline_ms
 
 
-async def test_request_that_failed_too_often_in_all_becomes_poison(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_request_that_failed_too_often_in_all_becomes_poison(clock, broker):
     async with managing(clock, broker, delivery_limit=4) as stack:
         for round_ in range(2):
             await publish(stack, *(["1"] if not round_ else []), f"x{round_}", "2")
@@ -165,7 +163,7 @@ async def test_request_that_failed_too_often_in_all_becomes_poison(clock: Virtua
         assert "1" not in waiting(stack)
 
 
-async def test_each_priority_level_is_swept_by_itself(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_each_priority_level_is_swept_by_itself(stack, clock, broker):
     high = {"route": "FROM /* WHERE level = 'high' INTO $upstream", "priority": 2}
     await change(stack, high=high, rest="FROM /* INTO $upstream")
     await publish(stack, "1", "x1", "2")
@@ -175,7 +173,7 @@ async def test_each_priority_level_is_swept_by_itself(stack: Stack, clock: Virtu
 
 
 @pytest.mark.parametrize("error", [BrokerSilentError("no confirm"), MessageTooLargeError("too large")], ids=repr)
-async def test_ingress_goes_on_when_a_copy_is_not_taken(stack: Stack, broker: FakeBroker, error: Exception) -> None:
+async def test_ingress_goes_on_when_a_copy_is_not_taken(stack, broker, error):
     """The mark makes the headers larger than RabbitMQ takes, where they were as large as it takes."""
     await publish(stack, "1", "x1", "2")
     refuse(broker, error, ("publish", stack.names.work_exchange(None), False))
@@ -187,9 +185,9 @@ async def test_ingress_goes_on_when_a_copy_is_not_taken(stack: Stack, broker: Fa
     assert not stack.task.done()
 
 
-async def test_queue_without_a_leader_is_not_taken_for_swept(stack: Stack, broker: FakeBroker) -> None:
+async def test_queue_without_a_leader_is_not_taken_for_swept(stack, broker):
 
-    async def lose_leader(command: Command) -> None:
+    async def lose_leader(command):
         if command == Command("consume", QUEUE, done=True):
             broker.set_running(QUEUE, False)
 
@@ -202,9 +200,9 @@ async def test_queue_without_a_leader_is_not_taken_for_swept(stack: Stack, broke
     assert (cancelled, waiting(stack)) == (0, ["1", "2"])
 
 
-async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(stack: Stack, broker: FakeBroker) -> None:
+async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(stack, broker):
 
-    async def stop(command: Command) -> None:
+    async def stop(command):
         if command == Command("consume", QUEUE, done=True):
             stack.stop.requested.set()
             await stack.clock.sleep(1.0)
@@ -216,14 +214,14 @@ async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(stack: Stac
     assert [(one.message.body, one.returns) for one in broker.queues[QUEUE].ready] == [(b"1", 0), (b"2", 0)]
 
 
-async def test_queue_that_is_too_long_is_left_alone(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_that_is_too_long_is_left_alone(stack, monkeypatch):
     monkeypatch.setattr(sweeper, "MAX_TAKEN", 2)
     await publish(stack, "1", "x1", "2")
     await stack.clock.advance(CLEANED)
     assert waiting(stack) == ["1", "x1", "2"]
 
 
-async def test_queue_that_holds_too_much_gets_everything_back(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_that_holds_too_much_gets_everything_back(stack, monkeypatch):
     monkeypatch.setattr(sweeper, "MAX_TAKEN_BYTES", 3)
     await publish(stack, "1", "x1", "2")
     await stack.clock.advance(5 * CLEANED)
@@ -235,7 +233,7 @@ async def test_queue_that_holds_too_much_gets_everything_back(stack: Stack, monk
 
 @pytest.mark.proves("managed/leader-dies-sweeps-queue")
 @pytest.mark.parametrize("busy", [False, True], ids=["no worker", "worker"])
-async def test_nothing_is_lost_and_nothing_overtakes(busy: bool) -> None:
+async def test_nothing_is_lost_and_nothing_overtakes(busy):
     killed, number = True, 0
     while killed:
         number += 1
@@ -314,14 +312,14 @@ async def come_back(stack: Stack, name: str = "x1", *, is_reported: bool = True)
     await time_out(stack)
 
 
-async def test_queue_is_not_read_where_nothing_was_tried_again(stack: Stack, broker: FakeBroker) -> None:
+async def test_queue_is_not_read_where_nothing_was_tried_again(stack, broker):
     await allow_retries(stack)
     await publish(stack, "1", "2", "3")
     await stack.clock.advance(8 * CLEANED / 2)
     assert broker.count("consume", QUEUE) == 0
 
 
-async def test_queue_is_read_in_time_while_something_can_come_back(stack: Stack, broker: FakeBroker) -> None:
+async def test_queue_is_read_in_time_while_something_can_come_back(stack, broker):
     await allow_retries(stack)
     await come_back(stack)
     assert waiting(stack) == ["1", "2", "x1"]
@@ -333,7 +331,7 @@ async def test_queue_is_read_in_time_while_something_can_come_back(stack: Stack,
     assert broker.count("consume", QUEUE) == count > 0
 
 
-async def test_request_that_came_back_unreported_is_found_later(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_that_came_back_unreported_is_found_later(stack, broker):
     await allow_retries(stack)
     await come_back(stack, is_reported=False)
     await stack.clock.advance(CLEANED)
@@ -342,7 +340,7 @@ async def test_request_that_came_back_unreported_is_found_later(stack: Stack, br
     assert answers(broker) == [("x1", "expired")]
 
 
-async def test_new_leader_reads_what_may_have_come_back(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_new_leader_reads_what_may_have_come_back(clock, broker):
     async with managing(clock, broker) as stack:
         await allow_retries(stack)
         await publish(stack, "x1")

@@ -1,7 +1,5 @@
 """The ingress of a managed pool: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -27,17 +25,15 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import COALESCE_HEADER, DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
 
 
 @pytest.fixture
-async def stack(stack: Stack) -> Stack:
+async def stack(stack):
     await change(stack, alerts=ALERTS, rest=REST)
     return stack
 
@@ -55,7 +51,7 @@ def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, 
 # --- classes
 
 
-async def test_requests_and_copies_keep_their_order_within_a_priority_level(stack: Stack, clock: VirtualClock) -> None:
+async def test_requests_and_copies_keep_their_order_within_a_priority_level(stack, clock):
     bodies = [b"%d" % number for number in range(2 * PREFETCH)]
     await change(stack, alerts=ALERTS, rest=REST, copy=COPY)
     for number, body in enumerate(bodies):
@@ -72,12 +68,12 @@ BY_BODY = {"route": "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream
 
 
 @pytest.fixture
-def parsers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def parsers(monkeypatch):
     """The names of the threads in which bodies are parsed."""
     found: list[str] = []
     loads = json.loads
 
-    def note(text: str, **options: object) -> object:
+    def note(text, **options):
         found.append(threading.current_thread().name)
         return loads(text, **options)  # type: ignore[arg-type]
 
@@ -98,7 +94,7 @@ async def route_all(stack: Stack, count: int) -> None:
 
 
 @pytest.mark.proves("hostile/clients-send-json-bodies")
-async def test_only_large_bodies_are_parsed_in_a_thread_and_not_overtaken(stack: Stack, parsers: list[str]) -> None:
+async def test_only_large_bodies_are_parsed_in_a_thread_and_not_overtaken(stack, parsers):
     bodies = [b'{"level": "data", "more": "%s"}' % (b"x" * size) for size in (100_000, 1, 200_000, 2)]
     alert = b'{"level": "alert"}'
     await change(stack, alerts=BY_BODY, rest=REST)
@@ -110,9 +106,7 @@ async def test_only_large_bodies_are_parsed_in_a_thread_and_not_overtaken(stack:
 
 
 @pytest.mark.parametrize("routes", [{"rest": REST}, {"data": DATA, "rest": REST}], ids=["none", "headers"])
-async def test_body_that_nothing_reads_is_not_parsed(
-    stack: Stack, parsers: list[str], routes: dict[str, object]
-) -> None:
+async def test_body_that_nothing_reads_is_not_parsed(stack, parsers, routes):
     await change(stack, **routes)
     await publish(stack, b'{"more": "%s"}' % (b"x" * 100_000))
     await route_all(stack, 1)
@@ -127,9 +121,7 @@ async def test_body_that_nothing_reads_is_not_parsed(
     [(None, None, 2_000), (0, "1000", 1_000), (4, "1000", 1_000), (-4, "1000", 1_000), (0, None, 2_000)],
     ids=["route", "caller", "clock behind", "clock ahead", "no lifetime"],
 )
-async def test_clock_skew_extends_no_lifetime(
-    stack: Stack, clock: VirtualClock, behind: float | None, expiration: str | None, left: int
-) -> None:
+async def test_clock_skew_extends_no_lifetime(stack, clock, behind, expiration, left):
     """Of a route with 2 s, and of a caller with 1 s. RabbitMQ ends the request when the leader's clock says so."""
     await change(stack, alerts={**ALERTS, "timeToLiveSecs": 2})
     now = clock.time()
@@ -143,7 +135,7 @@ async def test_clock_skew_extends_no_lifetime(
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
-async def test_route_says_whether_requests_share_a_run_and_a_client_does_not(stack: Stack, coalesce: bool) -> None:
+async def test_route_says_whether_requests_share_a_run_and_a_client_does_not(stack, coalesce):
     await change(stack, rest={"route": REST, "coalesce": coalesce})
     await send(stack, "a", headers={COALESCE_HEADER: not coalesce})
     assert headers_of(stack, None).get(COALESCE_HEADER, False) is coalesce
@@ -154,9 +146,7 @@ async def test_route_says_whether_requests_share_a_run_and_a_client_does_not(sta
     [("a", {}, "no-route"), ("a", {DEADLINE_HEADER: 1}, "expired"), ("\udcff", {}, "invalid")],
     ids=["without a route", "expired", "invalid key"],
 )
-async def test_refused_request_is_answered_and_starts_nothing(
-    stack: Stack, broker: FakeBroker, key: str, headers: dict[str, object], status: str
-) -> None:
+async def test_refused_request_is_answered_and_starts_nothing(stack, broker, key, headers, status):
     await change(stack, alerts=ALERTS)
     await send(stack, key, reply_to=REPLIES, correlation_id="c", headers=headers)
     assert (answers(broker), stack.orphans(), stack.groups()) == ([("c", status)], [], [])
@@ -164,7 +154,7 @@ async def test_refused_request_is_answered_and_starts_nothing(
 
 @pytest.mark.parametrize("encoding", [None, "\udcff", "utf\0-8", "no such thing", "utf-8"])
 @pytest.mark.proves("managed/body-not-declared-json")
-async def test_answer_of_no_route_says_why_the_body_was_not_read(stack: Stack, encoding: str | None) -> None:
+async def test_answer_of_no_route_says_why_the_body_was_not_read(stack, encoding):
     await change(stack, hot="FROM /messages/* WHERE $body.temperature > 30 INTO $upstream")
     declared = {"content_type": "application/json", "content_encoding": encoding}
     await send(stack, "a", b'{"temperature": 3}', reply_to=REPLIES, correlation_id="c", **declared)
@@ -173,7 +163,7 @@ async def test_answer_of_no_route_says_why_the_body_was_not_read(stack: Stack, e
     assert (b"content encoding" in reply.message.body) is (encoding != "utf-8")
 
 
-async def test_second_endpoint_gets_a_one_way_copy(stack: Stack, broker: FakeBroker) -> None:
+async def test_second_endpoint_gets_a_one_way_copy(stack, broker):
     await change(stack, rest=REST, copy=COPY)
     await send(stack, "a", b"1", reply_to=REPLIES, headers={PATH_HEADER: "/sql"})
     [own] = broker.queues[stack.names.request_queue(A)].ready
@@ -183,13 +173,9 @@ async def test_second_endpoint_gets_a_one_way_copy(stack: Stack, broker: FakeBro
 
 
 @pytest.mark.parametrize(
-    ("foreign", "served", "answered"),
-    [("b", [b"1"], []), ("a", [], [("c", "start-failed")])],
-    ids=["copy", "request"],
+    ("foreign", "served", "answered"), [("b", [b"1"], []), ("a", [], [("c", "start-failed")])], ids=["copy", "request"]
 )
-async def test_refused_copy_or_request_holds_no_place(
-    clock: VirtualClock, broker: FakeBroker, foreign: str, served: list[bytes], answered: list[object]
-) -> None:
+async def test_refused_copy_or_request_holds_no_place(clock, broker, foreign, served, answered):
     broker.declare_queue(f"pool-req-{foreign}", {"x-queue-type": "classic"})
     async with managing(clock, broker, rest=REST, copy=COPY) as stack:
         await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
@@ -200,7 +186,7 @@ async def test_refused_copy_or_request_holds_no_place(
         assert stack.places() == []
 
 
-async def test_copy_that_a_check_refuses_is_dropped(stack: Stack) -> None:
+async def test_copy_that_a_check_refuses_is_dropped(stack):
     await change(stack, rest=REST, copy=COPY)
     refusal = Refusal(Status.CAPACITY, "open")
     check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
@@ -209,7 +195,7 @@ async def test_copy_that_a_check_refuses_is_dropped(stack: Stack) -> None:
     assert (waiting(stack, None), answers(stack.broker), stack.has_queue("b")) == ([b"1"], [], False)
 
 
-async def test_leader_killed_before_a_copy_is_confirmed_loses_no_copy(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_leader_killed_before_a_copy_is_confirmed_loses_no_copy(clock, broker):
     async with managing(clock, broker, rest=REST, copy=COPY) as stack:
         hold(broker, ("publish", "pool-work-xchg_Pri4", False))
         await stack.publish("a", b"1")
@@ -226,7 +212,7 @@ async def test_leader_killed_before_a_copy_is_confirmed_loses_no_copy(clock: Vir
 
 
 @pytest.mark.proves("controller/leader-dies-forwarded-request", "requests/channel-closes-soon-many")
-async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(stack: Stack) -> None:
+async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(stack):
     hold(stack.broker, ("publish", stack.names.work_exchange(None), True))
     await send(stack, "a", b"1")
     await stack.kill()
@@ -238,7 +224,7 @@ async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(s
 
 
 @pytest.mark.proves("managed/leader-dies-refused-request")
-async def test_refusal_that_comes_again_is_the_same_and_is_counted(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_refusal_that_comes_again_is_the_same_and_is_counted(clock, broker):
     """A leader answers, and is killed before it acknowledges; the request expires before there is a next one."""
     async with managing(clock, broker, alerts=ALERTS) as stack:
         hold(broker, ("ack", "pool-orphan", False))
@@ -253,7 +239,7 @@ async def test_refusal_that_comes_again_is_the_same_and_is_counted(clock: Virtua
         assert stack.metrics.registry.get_sample_value("osrdyne_refused_again_total") == 1.0
 
 
-async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_and_deadline(stack: Stack) -> None:
+async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_and_deadline(stack):
     message = {DEADLINE_HEADER: round(stack.clock.time() * 1000) + 5_000, ROUTE_HEADER: "older", COALESCE_HEADER: True}
     await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
     found = headers_of(stack, 0, "b")
@@ -263,7 +249,7 @@ async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_an
 # --- change
 
 
-async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(stack: Stack, broker: FakeBroker) -> None:
+async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(stack, broker):
     """Decision 0020, for a group that has its other queues already."""
     await change(stack, rest=REST)
     await send(stack, "a", b"1")
@@ -277,7 +263,7 @@ async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(sta
     assert commands.index(new) < commands.index(written) < commands.index(bound)
 
 
-async def test_change_gives_a_group_new_levels_and_moves_no_request(stack: Stack) -> None:
+async def test_change_gives_a_group_new_levels_and_moves_no_request(stack):
     await change(stack, rest=REST)
     await send(stack, "a", b"1", headers={"level": "alert"})
     await change(stack, alerts=ALERTS, rest=REST)
@@ -287,7 +273,7 @@ async def test_change_gives_a_group_new_levels_and_moves_no_request(stack: Stack
     assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1", b"3"])
 
 
-async def test_routes_that_an_earlier_leader_wrote_late_come_into_force_once_they_can_be_read(stack: Stack) -> None:
+async def test_routes_that_an_earlier_leader_wrote_late_come_into_force_once_they_can_be_read(stack):
     await change(stack, rest=REST)
     late = load_manifest(json.dumps({"routes": {"alerts": ALERTS}}))
     await RouteStore(stack.management, pool=POOL).save(late, author="earlier", at=0.0)
@@ -298,7 +284,7 @@ async def test_routes_that_an_earlier_leader_wrote_late_come_into_force_once_the
     assert (len(waiting(stack, None)), len(waiting(stack, 0))) == (1, 1)
 
 
-async def test_workers_receive_their_queues_and_a_new_one_the_most_urgent_first(stack: Stack) -> None:
+async def test_workers_receive_their_queues_and_a_new_one_the_most_urgent_first(stack):
     await change(stack, rest=REST)
     await send(stack, "a", b"1")
     listen(stack, "group.a")
@@ -312,7 +298,7 @@ async def test_workers_receive_their_queues_and_a_new_one_the_most_urgent_first(
     assert started.spec.environment.requests_queues == ("pool-req-b_Pri0", "pool-req-b")
 
 
-async def test_worker_that_never_reports_for_priorities_is_warned_about(stack: Stack, clock: VirtualClock) -> None:
+async def test_worker_that_never_reports_for_priorities_is_warned_about(stack, clock):
     await stack.publish("old", b"1")
     await send(stack, "new", b"1")
     await stack.report("old", Event.REQUEST_RECEIVED)
@@ -326,7 +312,7 @@ async def test_worker_that_never_reports_for_priorities_is_warned_about(stack: S
     assert stack.term.routing.routes.levels.silent == {}
 
 
-async def test_worker_is_notified_once_and_again_after_a_while(stack: Stack, broker: FakeBroker) -> None:
+async def test_worker_is_notified_once_and_again_after_a_while(stack, broker):
     """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
     await send(stack, "a", b"1")
     before = broker.count("publish", "pool-ctl-xchg")
@@ -340,7 +326,7 @@ async def test_worker_is_notified_once_and_again_after_a_while(stack: Stack, bro
     assert broker.count("publish", "pool-ctl-xchg") - before == 3
 
 
-async def test_foreign_queue_with_the_name_of_a_priority_level_survives_the_end_of_the_group(stack: Stack) -> None:
+async def test_foreign_queue_with_the_name_of_a_priority_level_survives_the_end_of_the_group(stack):
     await change(stack, rest=REST)
     await send(stack, "a", b"1")
     delivery = await stack.take("a")
@@ -355,9 +341,7 @@ async def test_foreign_queue_with_the_name_of_a_priority_level_survives_the_end_
     assert ("pool-req-a" in stack.broker.queues, "pool-req-a_Pri0" in stack.broker.queues) == (False, True)
 
 
-async def test_requests_of_a_later_level_of_a_failed_group_are_answered(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_requests_of_a_later_level_of_a_failed_group_are_answered(clock, broker):
     driver = FakeDriver(clock, pool=POOL)
     driver.fail_next_start(StartFailedError("no such image"))
     async with leading(clock, broker=broker, driver=driver, settings=managed()) as stack:
@@ -369,7 +353,7 @@ async def test_requests_of_a_later_level_of_a_failed_group_are_answered(
         assert answers(broker) == [("1", "start-failed"), ("2", "start-failed")]
 
 
-async def test_only_queues_of_the_failed_group_itself_are_answered(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_only_queues_of_the_failed_group_itself_are_answered(clock, broker):
     foreign = broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
     async with managing(clock, broker, rest=REST) as stack:
         await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
@@ -381,7 +365,7 @@ async def test_only_queues_of_the_failed_group_itself_are_answered(clock: Virtua
         assert (answers(broker), foreign.holders) == ([("c", "start-failed")], [])
 
 
-async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, broker: FakeBroker) -> None:
+async def test_control_message_that_is_not_taken_ends_no_term(stack, broker):
     await send(stack, "a", b"1")
     refuse(broker, BrokerSilentError("No confirm in time."), ("publish", "pool-ctl-xchg", False))
     await stack.report("a", Event.READY, in_flight=0)
@@ -389,7 +373,7 @@ async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, brok
     assert not stack.task.done()
 
 
-async def test_idle_group_goes_with_all_its_queues(stack: Stack, broker: FakeBroker) -> None:
+async def test_idle_group_goes_with_all_its_queues(stack, broker):
     await send_levels(stack, "alert")
     await stack.report("a", Event.READY)
     delivery = await FakeChannel(broker).get("pool-req-a_Pri0")
@@ -407,7 +391,7 @@ def counted(stack: Stack, outcome: str, route: str = "", priority: str = "") -> 
     return stack.metrics.registry.get_sample_value("osrdyne_ingress_total", labels)
 
 
-async def test_requests_are_counted_by_known_routes_only(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_requests_are_counted_by_known_routes_only(clock, broker):
     broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
     async with managing(clock, broker, alerts=ALERTS) as stack:
         await send_levels(stack, "alert", "none")
@@ -417,7 +401,7 @@ async def test_requests_are_counted_by_known_routes_only(clock: VirtualClock, br
         assert counted(stack, "accepted", "other", "default") == 1.0
 
 
-async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(stack: Stack) -> None:
+async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(stack):
     costly = " OR ".join(f"contains(word, 'y{number}')" for number in range(400))
     await change(stack, costly=f"FROM /messages/* WHERE {costly} INTO $upstream", rest=REST)
     await send(stack, "a", headers={"word": "x" * 2**20})
@@ -425,7 +409,7 @@ async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(s
     assert counted(stack, "accepted", "rest", "default") == 1.0
 
 
-async def test_backlog_of_priority_levels_is_known_after_each_listing(stack: Stack, clock: VirtualClock) -> None:
+async def test_backlog_of_priority_levels_is_known_after_each_listing(stack, clock):
     await send_levels(stack, "alert")
     first = clock.monotonic()
     await clock.advance(10.0)
@@ -435,7 +419,7 @@ async def test_backlog_of_priority_levels_is_known_after_each_listing(stack: Sta
     assert stack.backlog() == {0: Waiting(2, first), None: Waiting(2, second)}
 
 
-async def test_change_tells_how_many_requests_of_unused_priorities_wait(stack: Stack) -> None:
+async def test_change_tells_how_many_requests_of_unused_priorities_wait(stack):
     await change(stack, alerts=ALERTS, data=DATA, rest=REST)
     await send_levels(stack, "alert", "alert", "data", "none")
     await send_levels(stack, "alert", key="b")

@@ -1,7 +1,5 @@
 """The order of a key and priority level, also when a publish is tried again."""
 
-from __future__ import annotations
-
 import pytest
 from broker_steps import fail_in_turn
 from managed_pool import ALERTS, REST, change, waiting
@@ -28,9 +26,7 @@ async def publish(stack: Stack, *bodies: bytes, key: str = "a", level: str = "no
 
 @pytest.mark.proves("managed/rabbitmq-take-confirm-request")
 @pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (NOT_ROUTED, None)], ids=["confirmed", "routed"])
-async def test_request_that_is_tried_again_is_not_overtaken_and_marked_if_it_may_have_arrived(
-    stack: Stack, fault: OsrdyneError, marked: bool | None
-) -> None:
+async def test_request_that_is_tried_again_is_not_overtaken_and_marked_if_it_may_have_arrived(stack, fault, marked):
     await change(stack, rest=REST)
     fail_publishes(stack.broker, fault, fault)
     await publish(stack, b"1")
@@ -42,7 +38,7 @@ async def test_request_that_is_tried_again_is_not_overtaken_and_marked_if_it_may
     assert marks == [marked, None, None]
 
 
-async def test_requests_that_fail_together_go_again_in_their_order(stack: Stack, broker: FakeBroker) -> None:
+async def test_requests_that_fail_together_go_again_in_their_order(stack, broker):
     await change(stack, rest=REST)
     fail_publishes(broker, NOT_CONFIRMED, NOT_ROUTED, NOT_ROUTED, NOT_ROUTED, NOT_CONFIRMED)
     await publish(stack, b"1", b"2", b"3")
@@ -52,7 +48,7 @@ async def test_requests_that_fail_together_go_again_in_their_order(stack: Stack,
     assert waiting(stack, None) == [b"1", b"2", b"3", b"4"]
 
 
-async def test_request_that_is_tried_again_holds_up_no_other_priority_level_or_key(stack: Stack) -> None:
+async def test_request_that_is_tried_again_holds_up_no_other_priority_level_or_key(stack):
     await change(stack, alerts=ALERTS, rest=REST)
     fail_publishes(stack.broker, NOT_CONFIRMED)
     await publish(stack, b"1")

@@ -1,7 +1,5 @@
 """Queue policies at the ingress of a managed pool: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -17,7 +15,6 @@ from osrdyne.ingress.splitter.manifest import load_splitter
 from osrdyne.pool.routing.manifest_store import ManifestChange
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 
@@ -31,7 +28,7 @@ async def ask(stack: Stack, key: str, body: bytes = b"", **properties: object) -
 
 
 @pytest.mark.proves("managed/client-sends-requests-too", "managed/policy-values-beyond-bounds")
-async def test_request_beyond_the_size_is_answered_too_large(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_beyond_the_size_is_answered_too_large(stack, broker):
     change = await limit(stack, {"match": "a", "MaxMessageSize": 10_000}, {"match": "c", "MaxMessageSize": 1})
     assert [str(warning).partition(":")[0] for warning in change.warnings] == ["policies.1.MaxMessageSize"]
     await ask(stack, "a", b"x" * 10_000)
@@ -41,7 +38,7 @@ async def test_request_beyond_the_size_is_answered_too_large(stack: Stack, broke
     assert (answers(broker), stack.orphans(), len(waiting(stack, None))) == ([("a", "too-large")], [], 1)
 
 
-async def test_age_is_the_upper_limit_of_the_time_to_live(stack: Stack, broker: FakeBroker) -> None:
+async def test_age_is_the_upper_limit_of_the_time_to_live(stack, broker):
     await limit(stack, {"match": "a", "MaxMessageAge": "1m"}, default={"MaxMessageAge": "1d"})
     now = round(stack.clock.time() * 1000)
     for key in "ab":
@@ -50,7 +47,7 @@ async def test_age_is_the_upper_limit_of_the_time_to_live(stack: Stack, broker: 
     assert [headers[DEADLINE_HEADER] for headers in deadlines] == [now + 60_000, now + 600_000]
 
 
-async def test_group_made_by_a_route_has_its_own_policy(stack: Stack, broker: FakeBroker) -> None:
+async def test_group_made_by_a_route_has_its_own_policy(stack, broker):
     await change(stack, away=TO_B)
     await limit(stack, {"match": "b", "MaxMessageAge": 0})
     await ask(stack, "a")
@@ -68,13 +65,13 @@ async def test_group_made_by_a_route_has_its_own_policy(stack: Stack, broker: Fa
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_direct_pool_takes_no_document(direct: Stack, kind: str, document: object) -> None:
+async def test_direct_pool_takes_no_document(direct, kind, document):
     with pytest.raises(PoolConflictError, match=r"pool\.kind"):
         await getattr(direct.term.routing, kind).change(document, author="me")
 
 
 @pytest.mark.proves("managed/client-sends-requests-too", "managed/leader-dies-change-queue")
-async def test_age_of_zero_answers_every_request_also_by_the_next_leader(stack: Stack, broker: FakeBroker) -> None:
+async def test_age_of_zero_answers_every_request_also_by_the_next_leader(stack, broker):
     await limit(stack, default={"MaxMessageAge": 0})
     await ask(stack, "a")
     assert (answers(broker), stack.has_queue("a")) == ([("a", "expired")], False)

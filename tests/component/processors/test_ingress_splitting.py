@@ -1,10 +1,7 @@
 """The splitter within the ingress: a real leader of a managed pool on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import json
 
-import pytest
 from managed_pool import cancel, change, publish_to
 from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
@@ -12,8 +9,6 @@ from replies import REPLIES, answers
 from osrdyne.ingress.splitter.manifest import load_splitter
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 TURNS = {"camera": {"postfixFromStatic": ["A", "B"]}}
@@ -40,7 +35,7 @@ def own_keys(stack: Stack, key: str) -> list[object]:
     return [stored.message.headers.get(SPLIT_HEADER) for stored in ready]
 
 
-async def test_requests_of_one_key_go_to_several_groups_in_turn(stack: Stack) -> None:
+async def test_requests_of_one_key_go_to_several_groups_in_turn(stack):
     """A request that is refused in any case takes no turn, and clients cannot forge the key that they named."""
     await split_by(stack, TURNS)
     await publish(stack, "camera", b"old", headers={"x-deadline": 1})
@@ -51,7 +46,7 @@ async def test_requests_of_one_key_go_to_several_groups_in_turn(stack: Stack) ->
     assert (own_keys(stack, "camera-A"), own_keys(stack, "other")) == (["camera", "camera"], [None])
 
 
-async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(stack: Stack, clock: VirtualClock) -> None:
+async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(stack, clock):
     """lifecycle: bind-waits-for-stop: the worker of the one group is just being stopped, so that its bind has to
     wait."""
     slow = Key("camera-A")
@@ -68,14 +63,14 @@ async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(stack
     assert waiting(stack, "camera-A") == [b"1", b"3"]
 
 
-async def test_request_that_comes_back_from_its_group_is_not_split_again(stack: Stack) -> None:
+async def test_request_that_comes_back_from_its_group_is_not_split_again(stack):
     await split_by(stack, BY_HEADER)
     headers = {"h": "x", SPLIT_HEADER: "camera"}
     await publish_to(stack, stack.names.work_exchange(None), "camera-x", b"1", headers=headers)
     assert (waiting(stack, "camera-x"), own_keys(stack, "camera-x")) == ([b"1"], ["camera"])
 
 
-async def test_key_that_becomes_too_long_is_answered(stack: Stack, broker: FakeBroker) -> None:
+async def test_key_that_becomes_too_long_is_answered(stack, broker):
     await split_by(stack, BY_HEADER)
     for header in ("x", "x" * 250):
         await publish(stack, "camera", b"1", headers={"h": header}, correlation_id="c", reply_to=REPLIES)
@@ -84,7 +79,7 @@ async def test_key_that_becomes_too_long_is_answered(stack: Stack, broker: FakeB
     assert stack.metrics.registry.get_sample_value("osrdyne_splits_total", found) == 2.0
 
 
-async def test_no_activation_is_about_the_group_of_the_split_key(stack: Stack, broker: FakeBroker) -> None:
+async def test_no_activation_is_about_the_group_of_the_split_key(stack, broker):
     await split_by(stack, BY_HEADER)
     await publish(stack, "camera-x", b"1")
     asked: dict[str, object] = {"h": "x", "x-no-activate": True}
@@ -93,7 +88,7 @@ async def test_no_activation_is_about_the_group_of_the_split_key(stack: Stack, b
     assert (waiting(stack, "camera-x"), answers(broker)) == ([b"1", b"2"], [("down", "not-running")])
 
 
-async def test_routes_see_the_split_key(stack: Stack) -> None:
+async def test_routes_see_the_split_key(stack):
     first = {"route": "FROM /* WHERE $key = 'camera-A' INTO $upstream", "priority": 3}
     await split_by(stack, TURNS)
     await change(stack, first=first, rest="FROM /* INTO $upstream")
@@ -101,14 +96,14 @@ async def test_routes_see_the_split_key(stack: Stack) -> None:
     assert (pool_waiting(stack, 3, "camera-A"), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
 
 
-async def test_request_that_the_splitter_fails_on_ends_no_term(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_the_splitter_fails_on_ends_no_term(stack, monkeypatch):
     await split_by(stack, TURNS)
     monkeypatch.setattr(stack.term.routing.splitter.splitter, "split", lambda _: [][1])
     await publish(stack, "camera", b"1", correlation_id="c", reply_to=REPLIES)
     assert (answers(stack.broker), stack.task.done()) == ([("c", "rejected")], False)
 
 
-async def test_cancel_reaches_every_group_that_may_have_the_request(stack: Stack, broker: FakeBroker) -> None:
+async def test_cancel_reaches_every_group_that_may_have_the_request(stack, broker):
     await split_by(stack, TURNS)
     await publish(stack, "camera", b"1", b"2")
     await publish(stack, "cam", b"3")

@@ -1,13 +1,11 @@
 """Writes to the log of telemetry: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from broker_steps import Step, fail_in_turn
+from broker_steps import fail_in_turn
 from managed_pool import change, managed, send, waiting
 from replies import REPLIES, answers
 
@@ -18,7 +16,7 @@ from osrdyne.protocol.messages import DUPLICATE_HEADER, PRINCIPAL_HEADER, ROUTE_
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER, partition_of
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
 
 LOG = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
@@ -41,7 +39,7 @@ async def logging_to(
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+async def stack(clock, broker):
     async with logging_to(clock, broker) as stack:
         yield stack
 
@@ -55,7 +53,7 @@ def fail_writes(broker: FakeBroker, *faults: OsrdyneError | None) -> None:
 
 
 @pytest.mark.proves("telemetry/client-sets-headers-log")
-async def test_message_is_in_the_partition_of_its_key_with_headers(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_message_is_in_the_partition_of_its_key_with_headers(clock, broker):
     async with logging_to(clock, broker, partitions=4) as stack:
         at = round(clock.time() * 1000)
         headers = {KEY_HEADER: "other", PRINCIPAL_HEADER: "admin", "x-stream-offset": 7, "authorization": "Bearer x"}
@@ -74,7 +72,7 @@ async def test_message_is_in_the_partition_of_its_key_with_headers(clock: Virtua
         assert (stack.orphans(), stack.driver.workers_of(Key("plant/0"))) == ([], [])
 
 
-async def test_caller_is_answered_accepted_with_the_partition(stack: Stack, broker: FakeBroker) -> None:
+async def test_caller_is_answered_accepted_with_the_partition(stack, broker):
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="60000")
     assert answers(broker) == [("c1", "ok")]
     [reply] = broker.queues[REPLIES].ready
@@ -96,12 +94,10 @@ async def test_caller_is_answered_accepted_with_the_partition(stack: Stack, brok
     ids=["before the publish", "after the publish", "before the acknowledgement", "after the acknowledgement"],
 )
 @pytest.mark.proves("telemetry/leader-dies-confirm-acknowledgement", "telemetry/leader-dies-log-confirmed")
-async def test_leader_killed_around_each_step_loses_no_message(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, step: Step, copies: list[tuple[str, bool | None]]
-) -> None:
+async def test_leader_killed_around_each_step_loses_no_message(stack, clock, broker, step, copies):
     """A second copy has the same message id, and is marked."""
 
-    async def kill(command: Command) -> None:
+    async def kill(command):
         if command == step and not stack.killed:
             await stack.kill()
 
@@ -119,8 +115,8 @@ async def test_leader_killed_around_each_step_loses_no_message(
 @pytest.mark.proves("telemetry/stream-confirm-example-leader")
 @pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (RETURNED, None)], ids=["silent", "returned"])
 async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it_and_is_not_overtaken(
-    stack: Stack, broker: FakeBroker, fault: OsrdyneError, marked: bool | None
-) -> None:
+    stack, broker, fault, marked
+):
     fail_writes(broker, fault, fault)
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1")
     for body in (b"2", b"3"):
@@ -134,7 +130,7 @@ async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it_and_i
 
 
 @pytest.mark.proves("telemetry/stream-log-deleted")
-async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock, broker):
     lifecycle = LifecycleSettings(topology_interval=10.0)
     async with logging_to(clock, broker, lifecycle=lifecycle) as stack:
         broker.delete_queue("pool-log-0")
@@ -146,9 +142,7 @@ async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock: Virt
 
 @pytest.mark.proves("telemetry/log-cannot-written-until")
 @pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
-async def test_messages_that_wait_for_another_are_answered_at_their_deadlines(
-    stack: Stack, fault: OsrdyneError
-) -> None:
+async def test_messages_that_wait_for_another_are_answered_at_their_deadlines(stack, fault):
     fail_writes(stack.broker, *[fault] * 8)
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1")
     await stack.publish("a", b"2", reply_to=REPLIES, correlation_id="c2", expiration="3000")
@@ -164,7 +158,7 @@ async def test_messages_that_wait_for_another_are_answered_at_their_deadlines(
 
 
 @pytest.mark.proves("telemetry/stream-confirm-example-leader")
-async def test_log_that_does_not_confirm_holds_up_no_group_and_no_other_key(stack: Stack, broker: FakeBroker) -> None:
+async def test_log_that_does_not_confirm_holds_up_no_group_and_no_other_key(stack, broker):
     """More messages than the prefetch wait for the log."""
     await change(stack, hot=HOT, log="FROM /messages/* WHERE level = 'data' INTO " + LOG.split("INTO ")[1])
     fail_writes(broker, *[RETURNED] * 10_000)
@@ -183,8 +177,8 @@ async def test_log_that_does_not_confirm_holds_up_no_group_and_no_other_key(stac
     ids=["log", "group"],
 )
 async def test_request_with_two_sinks_is_answered_by_the_first_and_is_in_both(
-    stack: Stack, broker: FakeBroker, routes: dict[str, object], answered: list[object], reply_to: str | None
-) -> None:
+    stack, broker, routes, answered, reply_to
+):
     await change(stack, **routes)
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
     [stored] = broker.queues["pool-req-a"].ready
@@ -193,7 +187,7 @@ async def test_request_with_two_sinks_is_answered_by_the_first_and_is_in_both(
 
 
 @pytest.mark.proves("telemetry/request-group-log-group")
-async def test_message_is_in_the_log_although_its_group_has_no_room(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_message_is_in_the_log_although_its_group_has_no_room(clock, broker):
     lifecycle = LifecycleSettings(max_groups=1, max_waiting_groups=0, topology_interval=3600.0)
     async with logging_to(clock, broker, lifecycle=lifecycle, hot=HOT, log=LOG) as stack:
         for key in ("a", "b"):
@@ -204,7 +198,7 @@ async def test_message_is_in_the_log_although_its_group_has_no_room(clock: Virtu
 
 
 @pytest.mark.proves("telemetry/request-group-log-group")
-async def test_message_is_in_the_log_although_it_may_start_no_group(stack: Stack, broker: FakeBroker) -> None:
+async def test_message_is_in_the_log_although_it_may_start_no_group(stack, broker):
     await change(stack, hot=HOT, log=LOG)
     for level in ("alert", "normal"):
         headers = {"x-no-activate": True, "level": level}
@@ -217,7 +211,7 @@ async def test_message_is_in_the_log_although_it_may_start_no_group(stack: Stack
 
 
 @pytest.mark.proves("telemetry/route-names-log-pool")
-async def test_route_to_a_log_that_the_pool_does_not_have_is_refused_and_a_kept_one_its_requests(stack: Stack) -> None:
+async def test_route_to_a_log_that_the_pool_does_not_have_is_refused_and_a_kept_one_its_requests(stack):
     with pytest.raises(InvalidDocumentError, match="plant"):
         await change(stack, log=LOG.replace("plant", "other"))
     await stack.kill()

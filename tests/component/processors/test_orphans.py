@@ -1,12 +1,10 @@
 """The forwarder of a direct pool: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from broker_steps import Step, hold, refuse
+from broker_steps import hold, refuse
 from managed_pool import REST, managing, send
 from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
@@ -22,7 +20,7 @@ from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTI
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 A = Key("a")
@@ -30,7 +28,7 @@ NOW_MS = 1_700_000_000_000
 
 
 @pytest.fixture
-def stack(direct: Stack) -> Stack:
+def stack(direct):
     return direct
 
 
@@ -46,15 +44,15 @@ def taking_at_most(monkeypatch: pytest.MonkeyPatch, held: int, each: int) -> Set
 
 @pytest.mark.proves("controller/many-large-requests-keys")
 @pytest.mark.parametrize("small", [0, 1, 100])
-async def test_memory_limits_what_waits(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+async def test_memory_limits_what_waits(clock, monkeypatch, small):
     """Never more bytes than the limit, also while they are being taken, with small requests before large ones."""
     never, most = asyncio.Event(), 0
 
-    def held(stack: Stack) -> int:
+    def held(stack):
         holders = stack.broker.queues[stack.names.orphan_queue].holders
         return sum(len(stored.message.body) for holder in holders for stored in holder.held.values())
 
-    async def hang(command: Command) -> None:
+    async def hang(command):
         nonlocal most
         most = max(most, held(stack))
         if command == ("bind", "pool-req-slow", False):
@@ -69,7 +67,7 @@ async def test_memory_limits_what_waits(clock: VirtualClock, monkeypatch: pytest
         assert 9 * 1024 < max(most, held(stack)) <= 10 * 1024
 
 
-async def test_larger_requests_lower_the_prefetch(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_larger_requests_lower_the_prefetch(clock, monkeypatch):
     """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""
     async with leading(clock, settings=taking_at_most(monkeypatch, 20 * 1024, each=10 * 1024)) as stack:
         hold(stack.broker, ("bind", "pool-req-slow", False))
@@ -84,7 +82,7 @@ async def test_larger_requests_lower_the_prefetch(clock: VirtualClock, monkeypat
 @pytest.mark.parametrize(
     "step", [("bind", "pool-req-a", False), ("publish", "pool-req-xchg", False)], ids=["bind", "publish"]
 )
-async def test_orphan_pins_its_group_until_it_is_forwarded(stack: Stack, step: Step) -> None:
+async def test_orphan_pins_its_group_until_it_is_forwarded(stack, step):
     """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind, nor the group be unbound
     while its request is published."""
     await stack.publish("a", b"1", headers={DEADLINE_HEADER: round((stack.clock.time() + 20_000.0) * 1000)})
@@ -97,8 +95,8 @@ async def test_orphan_pins_its_group_until_it_is_forwarded(stack: Stack, step: S
 
 
 @pytest.mark.proves("races/queue-expires-forwarder-waits")
-async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(stack: Stack) -> None:
-    async def unbind_once(command: Command) -> None:
+async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(stack):
+    async def unbind_once(command):
         if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
             stack.broker.hook = None
             stack.broker.unbind("pool-req-a", "pool-req-xchg", "a")
@@ -116,14 +114,12 @@ async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(
 @pytest.mark.proves("reference-defects/5-exclusive-queues-vanished", "reference-defects/15-confirms-prefetch-back")
 @pytest.mark.proves("controller/leader-dies-forwarded-request")
 @pytest.mark.parametrize(("done", "forwarded"), [(False, []), (True, [b"1"])], ids=["before", "after"])
-async def test_crash_around_the_forward_leaves_the_orphan_to_the_next_leader(
-    clock: VirtualClock, broker: FakeBroker, done: bool, forwarded: list[bytes]
-) -> None:
+async def test_crash_around_the_forward_leaves_the_orphan_to_the_next_leader(clock, broker, done, forwarded):
     """lifecycle: ack-after-confirm [ackfirst]: a duplicate is allowed, a loss is not."""
     with pytest.raises(BaseExceptionGroup):
         async with leading(clock, broker=broker) as stack:
 
-            async def cut(command: Command) -> None:
+            async def cut(command):
                 if command == ("publish", "pool-req-xchg", done) and stack.is_bound("a"):
                     for connection in stack.connections:
                         connection.cut()
@@ -151,21 +147,19 @@ async def test_crash_around_the_forward_leaves_the_orphan_to_the_next_leader(
     ids=["key that is not UTF-8", "expired", "group that is not up", "in circles"],
 )
 @pytest.mark.proves("requests/routing-key-utf-8")
-async def test_orphan_that_is_refused_is_answered_and_starts_no_worker(
-    stack: Stack, key: str, headers: dict[str, object], status: str
-) -> None:
+async def test_orphan_that_is_refused_is_answered_and_starts_no_worker(stack, key, headers, status):
     await send(stack, key, b"1", reply_to=REPLIES, correlation_id="c", headers=headers)
     assert (answers(stack.broker), stack.orphans()) == ([("c", status)], [])
     assert (stack.groups(), stack.driver.calls) == ([], [])
 
 
-async def test_request_is_forwarded_within_the_allowed_skew_and_while_its_group_is_on_its_way(stack: Stack) -> None:
+async def test_request_is_forwarded_within_the_allowed_skew_and_while_its_group_is_on_its_way(stack):
     await send(stack, "a", b"1", headers={"x-deadline": NOW_MS - 4_000})
     await send(stack, "a", b"2", headers={NO_ACTIVATE_HEADER: True})
     assert stack.waiting("a") == [b"1", b"2"]
 
 
-async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(stack: Stack, broker: FakeBroker) -> None:
+async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(stack, broker):
     broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
     for _ in range(3):
         await stack.publish("a", reply_to=REPLIES)
@@ -174,7 +168,7 @@ async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(stack: Stac
 
 
 @pytest.mark.proves("requests/reply-queue-full")
-async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(stack: Stack, clock: VirtualClock) -> None:
+async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(stack, clock):
     refuse(stack.broker, QueueFullError("nack"), ("publish", "refuses", False))
     for reply_to in ("gone", "refuses"):
         await stack.publish("\udcff", reply_to=reply_to)
@@ -184,7 +178,7 @@ async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(stac
 
 
 @pytest.mark.proves("requests/reply-queue-full")
-async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(stack: Stack, clock: VirtualClock) -> None:
+async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(stack, clock):
     refuse(stack.broker, QueueFullError("nack"), ("publish", REPLIES, False), times=PUBLISH_ATTEMPTS - 1)
     await send(stack, "\udcff", reply_to=REPLIES, correlation_id="c")
     assert (answers(stack.broker), stack.orphans()) == ([], [b""])
@@ -194,10 +188,10 @@ async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(stac
 
 
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")
-async def test_refused_connection_for_answers_is_no_end(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_connection_for_answers_is_no_end(clock, monkeypatch):
     monkeypatch.setattr(FakeConnection, "server_version", "3.10.8")
 
-    async def refuse_connection(command: Command) -> None:
+    async def refuse_connection(command):
         if command.name == "connect" and "replies" in command.target:
             raise BrokerAccessError("user limit is reached")
 
@@ -210,7 +204,7 @@ async def test_refused_connection_for_answers_is_no_end(clock: VirtualClock, mon
         assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
 
 
-async def test_stop_finishes_what_was_taken_and_leaves_the_rest(stack: Stack, broker: FakeBroker) -> None:
+async def test_stop_finishes_what_was_taken_and_leaves_the_rest(stack, broker):
     """A graceful end: consumers first, then what they have taken, then the loops; workers go on."""
     allowed = hold(broker, ("bind", "pool-req-a", False))
     await send(stack, "a", b"taken")
@@ -234,7 +228,7 @@ def forwarded(sent: Message, *, now_ms: int) -> Message:
 
 
 @pytest.mark.proves("reference-defects/16-user-id-closed")
-def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on() -> None:
+def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on():
     """defects: user-id: per-message expiration started anew at every hop, and a foreign user id closed the channel."""
     secrets = ["Authorization", AUTHORIZATION_HEADER, "CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"]
     headers = {**dict.fromkeys(secrets, "v"), "traceparent": "t", HOPS_HEADER: 3}
@@ -245,7 +239,7 @@ def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on() ->
     assert (sent.expiration, sent.properties().user_id) == ("20000", None)
 
 
-def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection() -> None:
+def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection():
     message = forwarded(Message(headers={"x-deadline": NOW_MS * 100}), now_ms=NOW_MS)
     assert message.expiration == str(MAX_EXPIRATION_MS)
 
@@ -258,7 +252,7 @@ def repairs(stack: Stack, kind: str) -> float:
 
 
 @pytest.mark.proves("broker/request-queue-binding-deleted")
-async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(stack: Stack, clock: VirtualClock) -> None:
+async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(stack, clock):
     stack.require(A)
     await clock.advance(1.0)
     stack.broker.delete_queue("pool-req-a")
@@ -272,7 +266,7 @@ async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(sta
 
 @pytest.mark.proves("broker/request-queue-binding-deleted")
 @pytest.mark.parametrize("can_look_up", [True, False])
-async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(stack: Stack, can_look_up: bool) -> None:
+async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(stack, can_look_up):
     stack.require(A)
     await stack.clock.advance(1.0)
     stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
@@ -283,7 +277,7 @@ async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(stac
     assert repairs(stack, "request_binding") == (1.0 if can_look_up else 0.0)
 
 
-async def test_returned_request_whose_queue_is_intact_is_forwarded_after_one_check(stack: Stack) -> None:
+async def test_returned_request_whose_queue_is_intact_is_forwarded_after_one_check(stack):
     stack.require(A)
     await stack.clock.advance(1.0)
     looked_up = stack.broker.count("look_up", "pool-req-a")
@@ -298,7 +292,7 @@ async def test_returned_request_whose_queue_is_intact_is_forwarded_after_one_che
     assert repairs(stack, "request_queue") == repairs(stack, "request_binding") == 0.0
 
 
-async def test_deleted_priority_queue_of_a_returned_request_is_declared_again(clock: VirtualClock) -> None:
+async def test_deleted_priority_queue_of_a_returned_request_is_declared_again(clock):
     broker = FakeBroker(clock)
     async with managing(clock, broker, all={"route": REST, "priority": 3}) as stack:
         await stack.publish("a", b"0")

@@ -1,7 +1,5 @@
 """PoisonMessageDrop: copies of poison requests, sent once beside the inventory. In virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -32,7 +30,7 @@ PUBLIC = ["93.184.216.34"]
 
 
 @pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
+def broker(clock):
     broker = broker_with_replies(clock)
     broker.declare_queue("failed", {})
     return broker
@@ -49,7 +47,7 @@ async def poison(stack: Stack, drop: str, limit: int = 2) -> None:
     await stack.clock.advance(5.0)
 
 
-async def test_copy_is_sent_once_at_the_limit_of_the_key_beside_the_inventory(stack: Stack, broker: FakeBroker) -> None:
+async def test_copy_is_sent_once_at_the_limit_of_the_key_beside_the_inventory(stack, broker):
     await poison(stack, "amqp:/queues/failed")
     assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
     (copy,) = broker.queues["failed"].ready
@@ -59,7 +57,7 @@ async def test_copy_is_sent_once_at_the_limit_of_the_key_beside_the_inventory(st
 
 
 @pytest.mark.parametrize("drop", ["amqp:/queues/missing", "amqp:/exchanges/missing", "amqp:/queues/pool-orphan"])
-async def test_copy_that_cannot_be_sent_ends_nothing(stack: Stack, broker: FakeBroker, drop: str) -> None:
+async def test_copy_that_cannot_be_sent_ends_nothing(stack, broker, drop):
     await poison(stack, drop)
     assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
     assert stack.metrics.registry.get_sample_value("osrdyne_poison_drops_total", {"outcome": "failed"}) == 1.0
@@ -121,7 +119,7 @@ async def submit(clock: VirtualClock, drops: PoisonDrops, broker: FakeBroker, co
     await clock.settle()
 
 
-async def test_request_is_posted_to_the_resolved_address(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_request_is_posted_to_the_resolved_address(clock, broker):
     endpoint = Endpoint()
     async with sending(clock, endpoint) as drops:
         await submit(clock, drops, broker, b"\xff/\xc3\xa9".decode("utf-8", "surrogateescape"))
@@ -136,9 +134,7 @@ async def test_request_is_posted_to_the_resolved_address(clock: VirtualClock, br
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
 @pytest.mark.parametrize("answer", [302, 404, 500, httpx.ConnectError(f"no connection to {URL}")], ids=str)
-async def test_refused_copy_is_sent_once_and_no_secret_logged(
-    clock: VirtualClock, broker: FakeBroker, answer: int | Exception
-) -> None:
+async def test_refused_copy_is_sent_once_and_no_secret_logged(clock, broker, answer):
     endpoint = Endpoint(answer)
     with structlog.testing.capture_logs() as logs:
         async with sending(clock, endpoint) as drops:
@@ -151,7 +147,7 @@ async def test_refused_copy_is_sent_once_and_no_secret_logged(
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], [*PUBLIC, "169.254.169.254"], ["::1"], []])
-async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBroker, addresses: Sequence[str]) -> None:
+async def test_local_addresses_are_refused(clock, broker, addresses):
     endpoint = Endpoint()
     async with sending(clock, endpoint, addresses) as drops:
         await submit(clock, drops, broker)
@@ -160,9 +156,7 @@ async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBrok
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
 @pytest.mark.parametrize(("name", "limit"), [("MAX_WAITING", 3), ("MAX_WAITING_BYTES", 3 * len(b"body"))])
-async def test_copies_that_wait_are_bounded(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
-) -> None:
+async def test_copies_that_wait_are_bounded(clock, broker, monkeypatch, name, limit):
     monkeypatch.setattr(poison_drop, name, limit)
     endpoint = Endpoint()
     async with sending(clock, endpoint) as drops:
@@ -173,7 +167,7 @@ async def test_copies_that_wait_are_bounded(
         assert endpoint.outcome("sent") == 3.0
 
 
-async def test_connection_for_copies_is_opened_again_when_it_was_lost(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_connection_for_copies_is_opened_again_when_it_was_lost(clock, broker):
     connections: list[FakeConnection] = []
     connect = connect_to(broker, connections)
 

@@ -1,16 +1,13 @@
 """The deaths in a poison entry: the real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 from managed_pool import publish_to
 
-from osrdyne.amqp import Delivery, Message
+from osrdyne.amqp import Message
 from osrdyne.config.models import RequestSettings
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.processors.poison import reader
@@ -19,9 +16,7 @@ from osrdyne.processors.poison.reader import Reading
 from osrdyne.protocol.activity import Event, fingerprint
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import PoisonRecord
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 K = Key("k")
@@ -70,12 +65,12 @@ SETTINGS = settings_for().model_copy(update={"requests": RequestSettings(deliver
 
 
 @pytest.fixture
-async def pool(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Pool]:
+async def pool(clock, broker):
     async with leading(clock, broker=broker, settings=SETTINGS) as stack:
         yield Pool(stack)
 
 
-async def test_death_noticed_after_the_dead_letter_is_waited_for(pool: Pool) -> None:
+async def test_death_noticed_after_the_dead_letter_is_waited_for(pool):
     await pool.send(b"deadly")
     await pool.report(b"deadly", b"beside")
     await pool.reject_to_the_end()
@@ -91,7 +86,7 @@ async def test_death_noticed_after_the_dead_letter_is_waited_for(pool: Pool) -> 
 
 
 @pytest.mark.proves("workers/innocent-request-reaches-delivery")
-async def test_worker_that_lives_on_is_waited_for_and_not_blamed(pool: Pool) -> None:
+async def test_worker_that_lives_on_is_waited_for_and_not_blamed(pool):
     await pool.send(b"cut off")
     await pool.report(b"cut off")
     await pool.reject_to_the_end()
@@ -101,7 +96,7 @@ async def test_worker_that_lives_on_is_waited_for_and_not_blamed(pool: Pool) -> 
     assert "may be innocent" in str(await pool.detail())
 
 
-async def test_request_that_only_waited_in_the_queue_is_not_blamed(pool: Pool) -> None:
+async def test_request_that_only_waited_in_the_queue_is_not_blamed(pool):
     await pool.send(b"innocent")
     await pool.report(b"deadly")
     pool.worker_dies()
@@ -111,7 +106,7 @@ async def test_request_that_only_waited_in_the_queue_is_not_blamed(pool: Pool) -
     assert (entry.deaths, entry.unexplained) == ((), LIMIT)
 
 
-async def test_readings_at_once_all_see_everything(direct: Stack) -> None:
+async def test_readings_at_once_all_see_everything(direct):
     for number in range(3):
         await publish_to(direct, direct.names.poison_exchange, "", b"%d" % number)
     query = PoisonQuery(bodies=True)
@@ -120,11 +115,11 @@ async def test_readings_at_once_all_see_everything(direct: Stack) -> None:
     assert pages[0] == pages[1] == pages[2]
 
 
-async def test_digests_of_large_bodies_are_made_in_threads(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_digests_of_large_bodies_are_made_in_threads(broker, monkeypatch):
     """A reading has up to ten thousand bodies of any size, and several of them may have arrived at once."""
     threads: dict[int, str] = {}
 
-    def entry_id(delivery: Delivery) -> str:
+    def entry_id(delivery):
         threads[len(delivery.body)] = threading.current_thread().name
         return "same"
 
@@ -134,7 +129,7 @@ async def test_digests_of_large_bodies_are_made_in_threads(broker: FakeBroker, m
     for size in (10, 100_000):
         await channel.publish(Message(body=b"x" * size), exchange="", routing_key="p-poison")
 
-    async def never(delivery: Delivery) -> bool:
+    async def never(delivery):
         return False
 
     reading = Reading(channel, "p-poison", never, is_forged=lambda delivery: False)

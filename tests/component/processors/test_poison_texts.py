@@ -1,7 +1,5 @@
 """Texts that have ended workers: what the leader counts, what workers learn of it, and what a group may cost."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -30,14 +28,14 @@ A = Key("a")
 
 
 @pytest.fixture
-def stack(direct: Stack) -> Stack:
+def stack(direct):
     return direct
 
 
 # -- the leader's memory
 
 
-async def test_text_is_refused_for_its_time_and_the_oldest_make_room(clock: VirtualClock) -> None:
+async def test_text_is_refused_for_its_time_and_the_oldest_make_room(clock):
     texts = PoisonTexts(clock, seconds=600)
     assert texts.note(A, "first")
     await clock.advance(400)
@@ -56,7 +54,7 @@ async def test_text_is_refused_for_its_time_and_the_oldest_make_room(clock: Virt
     assert not PoisonTexts(clock, seconds=0).note(A, "never")
 
 
-async def test_text_counts_as_stuck_with_the_second_worker_within_its_time(clock: VirtualClock) -> None:
+async def test_text_counts_as_stuck_with_the_second_worker_within_its_time(clock):
     texts = PoisonTexts(clock, seconds=600)
     assert not texts.note_stuck(A, "text")
     assert not texts.note_stuck(A, "other")
@@ -69,9 +67,7 @@ async def test_text_counts_as_stuck_with_the_second_worker_within_its_time(clock
     assert not (never.note_stuck(A, "text") or never.note_stuck(A, "text"))
 
 
-async def test_text_that_blocks_is_refused_shortly_and_longer_when_it_blocks_again(
-    clock: VirtualClock,
-) -> None:
+async def test_text_that_blocks_is_refused_shortly_and_longer_when_it_blocks_again(clock):
     texts = PoisonTexts(clock, seconds=600)
     assert texts.note_blocked(A, "text")
     assert texts.of_key(A) == {"text": BLOCKED_TIME}
@@ -85,7 +81,7 @@ async def test_text_that_blocks_is_refused_shortly_and_longer_when_it_blocks_aga
 # -- the worker's memory
 
 
-async def test_worker_refuses_a_text_until_its_time_is_over(clock: VirtualClock) -> None:
+async def test_worker_refuses_a_text_until_its_time_is_over(clock):
     request = Request("k", b"body", path="/sql")
     texts = RefusedTexts(clock, {text_fingerprint("/sql", b"body"): 10.0})
     assert texts.seconds_left(request) == 10.0
@@ -118,9 +114,7 @@ async def worker_dies(stack: Stack, clock: VirtualClock, **details: object) -> N
     ids=["stuck", "alone", "blocked"],
 )
 @pytest.mark.proves("workers/handler-never-ends", "workers/coroutine-handler-blocks-worker")
-async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
-    stack: Stack, details: dict[str, object], deaths: int, seconds: float
-) -> None:
+async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(stack, details, deaths, seconds):
     listen(stack, "group.a")
     stack.require(A)
     await stack.clock.settle()
@@ -133,7 +127,7 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
     assert command.details == {"texts": {"text": seconds}}
 
 
-async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its_term(clock: VirtualClock) -> None:
+async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its_term(clock):
     """A worker knows a suspect by RabbitMQ's count, and reports it to whichever leader there is."""
     async with leading(clock) as former:
         former.require(A)
@@ -151,7 +145,7 @@ async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its
         assert stack.driver.workers_of(A)[0].spec.environment.poison == {}, "refused by the leader before"
 
 
-async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(stack: Stack, clock: VirtualClock) -> None:
+async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(stack, clock):
     stack.require(A)
     await clock.settle()
     for text in ("one", "two", None, 7, "x" * 65, "x" * 65):
@@ -167,7 +161,7 @@ def after_deaths(count: int, **how: object) -> RestartBackoff:
     return record
 
 
-def test_group_backs_off_after_its_free_restarts() -> None:
+def test_group_backs_off_after_its_free_restarts():
     """Workers that die with requests are replaced at once; ten in a row that answered none are not."""
     assert [after_deaths(count).back_off_until for count in (1, FREE_RESTARTS)] == [100.0, 100.0]
     late = after_deaths(FREE_RESTARTS + 2).back_off_until
@@ -180,17 +174,17 @@ def test_group_backs_off_after_its_free_restarts() -> None:
     assert crashes > 100.0, "a worker that dies without any request backs off with the second one"
 
 
-async def test_suspect_runs_after_its_patience_although_others_wait() -> None:
+async def test_suspect_runs_after_its_patience_although_others_wait():
     """In real time, with a short patience: requests of a higher rank come without end."""
     slots = Slots(2)
     order: list[str] = []
 
-    async def suspect() -> None:
+    async def suspect():
         await slots.acquire_all(SUSPECT_PRIORITY, patience=0.05)
         order.append("suspect")
         slots.release(all_slots=True)
 
-    async def others() -> None:
+    async def others():
         while "suspect" not in order:
             await slots.acquire(0)
             order.append("other")

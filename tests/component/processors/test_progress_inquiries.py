@@ -1,8 +1,5 @@
 """Inquiries about starting keys: a real leader on a broker and a driver in memory, in virtual time."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator
 from unittest.mock import patch
 
 import pytest
@@ -15,8 +12,6 @@ from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import PROGRESS_HEADER
 from osrdyne.protocol.progress import StartProgress, not_starting
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 PARTS = {"process": 500, "jvm": 9_500}
@@ -31,7 +26,7 @@ def managed_one_at_a_time() -> Settings:
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+async def stack(clock, broker):
     async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
         yield stack
 
@@ -72,7 +67,7 @@ async def becomes_ready(stack: Stack, key: str) -> None:
     await stack.clock.advance(0.1)
 
 
-async def test_keys_learn_their_position_in_the_order_of_arrival(stack: Stack) -> None:
+async def test_keys_learn_their_position_in_the_order_of_arrival(stack):
     await require(stack, "a", "b", "c")
     assert await ask(stack, "a") == StartProgress(0)
     assert await ask(stack, "b") == StartProgress(1, None, "max_concurrent_starts")
@@ -82,7 +77,7 @@ async def test_keys_learn_their_position_in_the_order_of_arrival(stack: Stack) -
     assert await positions(stack, "b", "c") == [0, 1]
 
 
-async def test_expected_time_is_that_of_the_latest_starts(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_expected_time_is_that_of_the_latest_starts(clock, broker):
     async with leading(clock, broker=broker, settings=one_at_a_time(max_concurrent_starts=2)) as stack:
         await require(stack, "first")
         await clock.advance(20)
@@ -96,7 +91,7 @@ async def test_expected_time_is_that_of_the_latest_starts(clock: VirtualClock, b
         assert await ask(stack, "a") == StartProgress(0)
 
 
-async def test_key_with_urgent_requests_starts_first(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_key_with_urgent_requests_starts_first(clock, broker):
     async with leading(clock, broker=broker, settings=managed_one_at_a_time()) as stack:
         await change(stack, alerts=ALERTS, rest=REST)
         await require(stack, "first", "early", "late")
@@ -112,7 +107,7 @@ async def test_key_with_urgent_requests_starts_first(clock: VirtualClock, broker
             assert stack.running(following) == 1
 
 
-async def test_key_that_waits_for_a_group_to_end_learns_its_place(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_key_that_waits_for_a_group_to_end_learns_its_place(clock, broker):
     settings = one_at_a_time(max_groups=1, max_waiting_groups=5)
     async with leading(clock, broker=broker, settings=settings) as stack:
         await require(stack, "a", "b", "c")
@@ -122,7 +117,7 @@ async def test_key_that_waits_for_a_group_to_end_learns_its_place(clock: Virtual
         ]  # fmt: skip
 
 
-async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock, broker):
     async with leading(clock, broker=broker, settings=one_at_a_time()) as first:
         await require(first, "a", "b")
         await becomes_ready(first, "a")
@@ -139,14 +134,12 @@ async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock: Virt
 
 @pytest.mark.proves("requests/leader-killed-callers-wait")
 @pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "before the acknowledgement"])
-async def test_leader_killed_while_it_answers_costs_one_answer(
-    clock: VirtualClock, broker: FakeBroker, answered: bool
-) -> None:
+async def test_leader_killed_while_it_answers_costs_one_answer(clock, broker, answered):
     async with leading(clock, broker=broker, settings=one_at_a_time()) as first:
         await require(first, "a")
         killed = []
 
-        async def kill(command: Command) -> None:
+        async def kill(command):
             if command == ("publish", REPLIES, answered) and not killed:
                 killed.append(command)
                 await first.kill()
@@ -161,7 +154,7 @@ async def test_leader_killed_while_it_answers_costs_one_answer(
         assert (start.position, broker.bodies(second.names.progress_queue)) == (0, [])
 
 
-async def test_worker_that_waits_for_executors_says_so(stack: Stack) -> None:
+async def test_worker_that_waits_for_executors_says_so(stack):
     await require(stack, "a")
     await stack.report("a", Event.STARTED, waiting_for="executors")
     assert await ask(stack, "a") == StartProgress(0, None, "executors")
@@ -172,7 +165,7 @@ async def test_worker_that_waits_for_executors_says_so(stack: Stack) -> None:
     assert [worker.waiting_for for worker in stack.reports_of()] == [None]
 
 
-async def test_key_whose_start_failed_is_not_starting(stack: Stack) -> None:
+async def test_key_whose_start_failed_is_not_starting(stack):
     stack.driver.fail_next_start(StartFailedError("no such image"))
     await require(stack, "a")
     assert await ask(stack, "a") is None
@@ -186,16 +179,14 @@ async def test_key_whose_start_failed_is_not_starting(stack: Stack) -> None:
         *[("a", reply_to, []) for reply_to in (None, "pool-dl", "pool-progress")],
     ],
 )
-async def test_any_key_is_answered_at_any_address_but_the_queues_of_the_pool(
-    direct: Stack, key: str, reply_to: str | None, answered: list[bytes]
-) -> None:
+async def test_any_key_is_answered_at_any_address_but_the_queues_of_the_pool(direct, key, reply_to, answered):
     await inquire(direct, key, reply_to)
     queues = (REPLIES, direct.names.progress_queue, direct.names.dead_letter_queue)
     assert [direct.broker.bodies(queue) for queue in queues] == [answered, [], []]
     assert not direct.task.done()
 
 
-async def test_thousands_of_inquiries_compute_the_order_once(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_thousands_of_inquiries_compute_the_order_once(clock, broker):
     with patch.object(
         WorkerGroupsLoop, "start_queue", autospec=True, side_effect=WorkerGroupsLoop.start_queue
     ) as computed:

@@ -1,13 +1,11 @@
 """MaxQueueLength, EnqueueTimeout and Overflow: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 
 import managed_pool
 import pytest
-from broker_steps import Step, hold, refuse
+from broker_steps import hold, refuse
 from managed_pool import ALERTS, COPY, REST, TO_B, change, managing, waiting
 from replies import REPLIES, answers
 
@@ -16,9 +14,8 @@ from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.processors import consumers
 from osrdyne.processors.requests import lengths
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 LIMIT = 5
@@ -70,9 +67,7 @@ def value(stack: Stack, name: str, **labels: str) -> float:
     ("overflow", "status"),
     [("RejectIncomingMessage", "queue-full"), ("DiscardIncomingMessage", "ok"), ("DiscardExistingMessage", "maxlen")],
 )
-async def test_request_beyond_the_length_is_answered(
-    stack: Stack, broker: FakeBroker, timeout: int, overflow: str, status: str
-) -> None:
+async def test_request_beyond_the_length_is_answered(stack, broker, timeout, overflow, status):
     await limit(stack, EnqueueTimeout=timeout, Overflow=overflow)
     await ask(stack, *range(TOTAL))
     await stack.clock.advance(timeout + 5.0)
@@ -91,7 +86,7 @@ async def test_request_beyond_the_length_is_answered(
 # --- waiting
 
 
-async def test_request_takes_the_room_that_a_worker_makes_in_time(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_takes_the_room_that_a_worker_makes_in_time(stack, broker):
     await limit(stack, EnqueueTimeout=30)
     await ask(stack, *range(LIMIT + 2))
     await stack.clock.advance(5.0)
@@ -104,7 +99,7 @@ async def test_request_takes_the_room_that_a_worker_makes_in_time(stack: Stack, 
 
 
 @pytest.mark.proves("managed/thousands-requests-wait-room")
-async def test_other_keys_do_not_wait_either_while_a_slow_worker_makes_room(stack: Stack, broker: FakeBroker) -> None:
+async def test_other_keys_do_not_wait_either_while_a_slow_worker_makes_room(stack, broker):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(3000))
     for number in range(10):
@@ -115,7 +110,7 @@ async def test_other_keys_do_not_wait_either_while_a_slow_worker_makes_room(stac
     assert waiting(stack, None, "other") == bodies(*range(10_000, 10_010))
 
 
-async def test_request_to_another_group_of_the_same_key_does_not_wait(stack: Stack, clock: VirtualClock) -> None:
+async def test_request_to_another_group_of_the_same_key_does_not_wait(stack, clock):
     away = "FROM /* WHERE to = 'b' INTO BrokeredEndpoint('/modules/b/inputs/store')"
     await change(stack, away=away, rest=REST)
     await limit(stack, "b", EnqueueTimeout=60)
@@ -127,9 +122,7 @@ async def test_request_to_another_group_of_the_same_key_does_not_wait(stack: Sta
 
 @pytest.mark.proves("managed/thousands-requests-wait-room")
 @pytest.mark.parametrize(("name", "most"), [("MAX_WAITING", 10), ("MAX_WAITING_BYTES", 20)])
-async def test_too_many_waiting_requests_overflow_at_once(
-    stack: Stack, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str, most: int
-) -> None:
+async def test_too_many_waiting_requests_overflow_at_once(stack, broker, monkeypatch, name, most):
     monkeypatch.setattr(lengths, name, most)
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(TOTAL))
@@ -137,7 +130,7 @@ async def test_too_many_waiting_requests_overflow_at_once(
     assert len(statuses(broker)) == TOTAL - LIMIT - 10
 
 
-async def test_policy_that_goes_lets_waiting_requests_in_before_later_ones(stack: Stack, clock: VirtualClock) -> None:
+async def test_policy_that_goes_lets_waiting_requests_in_before_later_ones(stack, clock):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(TOTAL))
     await clock.advance(1.0)
@@ -148,7 +141,7 @@ async def test_policy_that_goes_lets_waiting_requests_in_before_later_ones(stack
 
 
 @pytest.mark.proves("managed/request-expires-cancelled-waits")
-async def test_request_behind_others_is_answered_when_it_expires(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_behind_others_is_answered_when_it_expires(stack, broker):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(LIMIT + 3))
     await ask(stack, 100, 101, expiration=5000)
@@ -163,7 +156,7 @@ async def test_request_behind_others_is_answered_when_it_expires(stack: Stack, b
     assert value(stack, "osrdyne_enqueue_waiting") == 0
 
 
-async def test_group_that_held_waiting_requests_may_end_once_they_are_answered(stack: Stack) -> None:
+async def test_group_that_held_waiting_requests_may_end_once_they_are_answered(stack):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(LIMIT))
     await ask(stack, 100, expiration=5000)
@@ -179,7 +172,7 @@ async def test_group_that_held_waiting_requests_may_end_once_they_are_answered(s
 
 @pytest.mark.proves("managed/request-expires-cancelled-waits")
 @pytest.mark.parametrize("number", [LIMIT, LIMIT + 1], ids=["first", "behind"])
-async def test_request_that_waits_for_room_is_cancelled(stack: Stack, broker: FakeBroker, number: int) -> None:
+async def test_request_that_waits_for_room_is_cancelled(stack, broker, number):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(LIMIT + 2))
     await stack.clock.advance(1.0)
@@ -196,7 +189,7 @@ async def test_request_that_waits_for_room_is_cancelled(stack: Stack, broker: Fa
     assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(LIMIT)))
 
 
-async def test_request_cancelled_while_its_queue_is_counted_is_not_published(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_cancelled_while_its_queue_is_counted_is_not_published(stack, broker):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(LIMIT + 1))
     await stack.clock.advance(1.0)
@@ -218,9 +211,7 @@ async def test_request_cancelled_while_its_queue_is_counted_is_not_published(sta
     ids=["answer", "ack"],
 )
 @pytest.mark.proves("managed/leader-dies-answers-cancelled")
-async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, step: Step, first: list[tuple[str, str]]
-) -> None:
+async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(stack, clock, broker, step, first):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(LIMIT + 2))
     await clock.advance(1.0)
@@ -240,7 +231,7 @@ async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(
 # --- at once
 
 
-async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_yet(stack: Stack) -> None:
+async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_yet(stack):
     await change(stack, all=TO_B)
     await limit(stack, "b", EnqueueTimeout=0)
     await ask(stack, 0, key="key-0")
@@ -258,7 +249,7 @@ async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_y
 # --- levels
 
 
-async def test_requests_of_all_levels_count_and_the_least_urgent_goes_first(stack: Stack, clock: VirtualClock) -> None:
+async def test_requests_of_all_levels_count_and_the_least_urgent_goes_first(stack, clock):
     alert = {"headers": {"level": "alert"}}
     await change(stack, alerts=ALERTS, rest=REST)
     await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
@@ -268,7 +259,7 @@ async def test_requests_of_all_levels_count_and_the_least_urgent_goes_first(stac
     assert (waiting(stack, 0), waiting(stack, None)) == (bodies(0, 1), bodies(4, 5, 6))
 
 
-async def test_copy_without_room_is_dropped_and_the_request_goes_on(stack: Stack, broker: FakeBroker) -> None:
+async def test_copy_without_room_is_dropped_and_the_request_goes_on(stack, broker):
     await change(stack, rest=REST, copy=COPY)
     await limit(stack, "b", EnqueueTimeout=60)
     await ask(stack, *range(LIMIT + 3))
@@ -280,10 +271,10 @@ async def test_copy_without_room_is_dropped_and_the_request_goes_on(stack: Stack
 # --- taking out
 
 
-async def test_error_with_one_queue_repeats_nothing_of_another(stack: Stack, broker: FakeBroker) -> None:
+async def test_error_with_one_queue_repeats_nothing_of_another(stack, broker):
     confirmed, errors = asyncio.Event(), [BrokerUnavailableError("The channel was closed.")]
 
-    async def act(command: Command) -> None:
+    async def act(command):
         if command == ("publish", REPLIES, True):
             await confirmed.wait()
         if command == ("get", "pool-req-b", False) and errors:
@@ -306,7 +297,7 @@ async def test_error_with_one_queue_repeats_nothing_of_another(stack: Stack, bro
 
 
 @pytest.mark.proves("managed/length-queue-cannot-counted")
-async def test_none_is_taken_out_while_the_length_is_not_known(stack: Stack, broker: FakeBroker) -> None:
+async def test_none_is_taken_out_while_the_length_is_not_known(stack, broker):
     await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
     await ask(stack, *range(LIMIT))
     await stack.clock.advance(1.0)
@@ -324,9 +315,7 @@ async def test_none_is_taken_out_while_the_length_is_not_known(stack: Stack, bro
 
 
 @pytest.mark.proves("managed/leader-dies-stopped-requests")
-async def test_end_does_not_wait_for_room(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_end_does_not_wait_for_room(clock, broker, monkeypatch):
     monkeypatch.setattr(consumers, "DRAIN_TIMEOUT", 3600.0)
     async with managing(clock, broker) as stack:
         await limit(stack, EnqueueTimeout=60)
@@ -343,7 +332,7 @@ async def test_end_does_not_wait_for_room(
 
 
 @pytest.mark.proves("managed/leader-dies-stopped-requests")
-async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(stack: Stack, broker: FakeBroker) -> None:
+async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(stack, broker):
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(TOTAL))
     await stack.clock.advance(5.0)
@@ -369,9 +358,7 @@ async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(sta
     ids=["get", "answer", "ack"],
 )
 @pytest.mark.proves("managed/leader-dies-takes-oldest")
-async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, step: Step, times: int
-) -> None:
+async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(stack, clock, broker, step, times):
     """A request that was answered, and not acknowledged, is answered a second time with the same status."""
     await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
     await ask(stack, *range(LIMIT))
@@ -389,9 +376,7 @@ async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(
 
 
 @pytest.mark.proves("managed/length-queue-cannot-counted")
-async def test_length_is_unknown_while_a_publish_is_not_confirmed(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_length_is_unknown_while_a_publish_is_not_confirmed(clock, broker, monkeypatch):
     monkeypatch.setattr(lengths, "COUNT_TIMEOUT", 0.01)
     async with managing(clock, broker) as stack:
         await limit(stack, EnqueueTimeout=5)

@@ -1,7 +1,5 @@
 """Quotas at the ingress of a managed pool: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -20,7 +18,7 @@ NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
+def clock():
     return VirtualClock(time=NOON)
 
 
@@ -50,7 +48,7 @@ def waits(broker: FakeBroker) -> list[object]:
 
 
 @pytest.mark.proves("quotas/clients-send-more-daily")
-async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(stack: Stack) -> None:
+async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(stack):
     await limit(stack, pool={"messages_per_day": 10})
     await ask(stack, 13)
     assert (len(waiting(stack, None)), statuses(stack.broker)) == (10, {"quota-exceeded": 3})
@@ -63,9 +61,7 @@ async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(
 
 @pytest.mark.proves("quotas/leader-killed-counts-what")
 @pytest.mark.parametrize(("kills", "known"), [(True, (6, 7)), (False, (7,))], ids=["killed", "orderly end"])
-async def test_killed_leader_loses_at_most_the_counts_of_a_second(
-    stack: Stack, broker: FakeBroker, kills: bool, known: tuple[int, ...]
-) -> None:
+async def test_killed_leader_loses_at_most_the_counts_of_a_second(stack, broker, kills, known):
     """The name of the application is not UTF-8, as the AMQP library reads the byte FF. Any client can send it."""
     await limit(stack, pool={"messages_per_day": 10, "share": "principal"})
     await ask(stack, 6, app_id="app \udcff")
@@ -84,7 +80,7 @@ async def test_killed_leader_loses_at_most_the_counts_of_a_second(
         assert len(waiting(following, None)) == 7 + (10 - used)
 
 
-async def test_request_that_returns_from_its_group_counts_once(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_that_returns_from_its_group_counts_once(stack, broker):
     await limit(stack, pool={"messages_per_day": 1})
     await ask(stack)
     # As when its group was unbound meanwhile.
@@ -92,7 +88,7 @@ async def test_request_that_returns_from_its_group_counts_once(stack: Stack, bro
     assert (len(waiting(stack, None, "b")), answers(broker)) == (1, [])
 
 
-async def test_change_is_live_and_keeps_the_counts(stack: Stack, broker: FakeBroker) -> None:
+async def test_change_is_live_and_keeps_the_counts(stack, broker):
     await limit(stack, pool={"messages_per_day": 3})
     await ask(stack, 4)
     await limit(stack, pool={"messages_per_day": 5})

@@ -1,7 +1,5 @@
 """Where failed requests wait, and how they come back: a real leader on a broker in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from typing import Any
@@ -15,7 +13,6 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import ConnectionOptions, Delivery
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.safe_delete import DeleteOutcome
-from osrdyne.config.models import Settings
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.pool.routing.retries import POLL_INTERVAL, RetryQueueStep, Unused, plan_retry_queue
@@ -42,7 +39,7 @@ A = Key("a")
 
 
 @pytest.fixture
-async def stack(stack: Stack) -> Stack:
+async def stack(stack):
     await change(stack, plain=PLAIN)
     return stack
 
@@ -90,9 +87,7 @@ def headers_of(stack: Stack, priority: int | None = None) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("routes", [{"urgent": URGENT}, {"rest": REST}, {}], ids=["retries", "no retries", "no routes"])
-async def test_terms_are_those_of_the_route_and_callers_cannot_set_them(
-    clock: VirtualClock, broker: FakeBroker, routes: dict[str, object]
-) -> None:
+async def test_terms_are_those_of_the_route_and_callers_cannot_set_them(clock, broker, routes):
     async with managing(clock, broker, **routes) as stack:
         await send(stack, "a", headers=dict.fromkeys(OWN_HEADERS, "forged"))
         headers = headers_of(stack, 3 if "urgent" in routes else None)
@@ -104,7 +99,7 @@ async def test_terms_are_those_of_the_route_and_callers_cannot_set_them(
 
 
 @pytest.mark.parametrize("priority", [None, 3])
-async def test_request_comes_back_to_its_priority_level_as_it_was(stack: Stack, priority: int | None) -> None:
+async def test_request_comes_back_to_its_priority_level_as_it_was(stack, priority):
     await change(stack, plain=PLAIN if priority is None else URGENT)
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c", headers={"x-own": "kept"})
     before = headers_of(stack, priority)
@@ -116,7 +111,7 @@ async def test_request_comes_back_to_its_priority_level_as_it_was(stack: Stack, 
     assert headers_of(stack, priority).items() >= {k: v for k, v in before.items() if k != HOPS_HEADER}.items()
 
 
-async def test_every_odd_key_finds_its_queue_again(stack: Stack, clock: VirtualClock) -> None:
+async def test_every_odd_key_finds_its_queue_again(stack, clock):
     await change(stack, urgent=URGENT)
     for key in ODD_KEYS.values():
         await stack.publish(key, key.encode())
@@ -129,7 +124,7 @@ async def test_every_odd_key_finds_its_queue_again(stack: Stack, clock: VirtualC
 
 
 @pytest.mark.proves("managed/group-ends-request-waits")
-async def test_group_that_is_gone_meanwhile_is_started_again_for_it(stack: Stack, broker: FakeBroker) -> None:
+async def test_group_that_is_gone_meanwhile_is_started_again_for_it(stack, broker):
     await change(stack, urgent=URGENT)
     await send(stack, "a", b"1", reply_to=REPLIES)
     deadline = headers_of(stack, 3)[DEADLINE_HEADER]
@@ -143,14 +138,14 @@ async def test_group_that_is_gone_meanwhile_is_started_again_for_it(stack: Stack
     assert (stack.running("a"), stack.orphans(), answers(broker)) == (1, [], [])
 
 
-async def test_unknown_priority_level_does_not_end_the_term(stack: Stack) -> None:
+async def test_unknown_priority_level_does_not_end_the_term(stack):
     """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
     await publish_to(stack, NAMES.retried_exchange, "a", b"1", headers={CLASS_HEADER: "7"})
     await stack.clock.advance(60.0)
     assert (waiting(stack, 7), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
 
 
-async def test_request_whose_time_was_up_while_it_waited_is_answered(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_whose_time_was_up_while_it_waited_is_answered(stack, broker):
     """No worker takes it, so that RabbitMQ ends it at the head of its queue; the wait before that was no end."""
     await send_and_fail(stack)
     await time_out(stack)
@@ -160,7 +155,7 @@ async def test_request_whose_time_was_up_while_it_waited_is_answered(stack: Stac
 
 
 @pytest.mark.proves("managed/request-kills-worker-later")
-async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack, broker):
     await send_and_fail(stack)
     await time_out(stack)
     for _ in range(managed().requests.delivery_limit):
@@ -170,7 +165,7 @@ async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack: St
     assert broker.bodies(NAMES.poison_queue) == [b"1"]
 
 
-async def test_pool_that_becomes_a_direct_one_serves_what_waits(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_pool_that_becomes_a_direct_one_serves_what_waits(clock, broker):
     """Its queue gets nothing from the wait until it is bound again."""
     async with managing(clock, broker, plain=PLAIN) as stack:
         await send(stack, "a", b"1")
@@ -184,7 +179,7 @@ async def test_pool_that_becomes_a_direct_one_serves_what_waits(clock: VirtualCl
 # --- queues
 
 
-async def test_new_delays_have_a_persisted_queue_when_the_change_is_reported(stack: Stack, broker: FakeBroker) -> None:
+async def test_new_delays_have_a_persisted_queue_when_the_change_is_reported(stack, broker):
     """Decision 0020: it is persisted before it is bound."""
     new = NAMES.retry_queue(300_000)
     broker.commands.clear()
@@ -198,7 +193,7 @@ async def test_new_delays_have_a_persisted_queue_when_the_change_is_reported(sta
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
-async def test_queue_that_is_not_ours_refuses_the_change(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_queue_that_is_not_ours_refuses_the_change(clock, broker):
     broker.declare_queue(WAIT, {"x-queue-type": "quorum"})
     async with managing(clock, broker, rest=REST) as stack:
         with pytest.raises(BrokerConflictError, match="pool-retry-1000"):
@@ -209,7 +204,7 @@ async def test_queue_that_is_not_ours_refuses_the_change(clock: VirtualClock, br
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
-async def test_retries_are_off_until_the_foreign_queue_is_deleted(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_retries_are_off_until_the_foreign_queue_is_deleted(clock, broker):
     """Those of a kept route; other routes have theirs."""
     urgent = {**URGENT, "route": "FROM /* WHERE x = '1' INTO $upstream", "retry": RETRY | {"delays": [30]}}
     async with managing(clock, broker, urgent=urgent, plain=PLAIN):
@@ -237,7 +232,7 @@ async def test_retries_are_off_until_the_foreign_queue_is_deleted(clock: Virtual
 
 
 @pytest.mark.proves("managed/queue-delay-retry-exchange")
-async def test_wait_queue_is_declared_also_after_its_deletion(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_wait_queue_is_declared_also_after_its_deletion(clock, broker):
     for name in NAMES.register_queues(1):
         broker.declare_queue(name, {"x-queue-type": "classic"})
     async with managing(clock, broker, plain=PLAIN):
@@ -248,7 +243,7 @@ async def test_wait_queue_is_declared_also_after_its_deletion(clock: VirtualCloc
 
 
 @pytest.mark.proves("managed/route-retries-changed-removed")
-async def test_unused_queue_goes_when_no_accepted_request_can_need_it(stack: Stack, broker: FakeBroker) -> None:
+async def test_unused_queue_goes_when_no_accepted_request_can_need_it(stack, broker):
     await change(stack, rest=REST)
     await stack.clock.advance(TTL - 1)
     assert bound_to(broker) == [WAIT]
@@ -257,7 +252,7 @@ async def test_unused_queue_goes_when_no_accepted_request_can_need_it(stack: Sta
 
 
 @pytest.mark.proves("managed/route-retries-changed-removed")
-async def test_unused_queue_stays_while_a_request_waits_in_it(stack: Stack, broker: FakeBroker) -> None:
+async def test_unused_queue_stays_while_a_request_waits_in_it(stack, broker):
     """For longer than it should; in the end its time is up, and that is the answer to its caller."""
     await send_and_fail(stack)
     await change(stack, rest=REST)
@@ -269,7 +264,7 @@ async def test_unused_queue_stays_while_a_request_waits_in_it(stack: Stack, brok
     assert WAIT not in broker.queues
 
 
-async def test_queue_that_is_used_again_stays(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_queue_that_is_used_again_stays(stack, clock, broker):
     await change(stack, rest=REST)
     await clock.advance(TTL + POLL_INTERVAL / 2)  # it may be unbound by now
     await change(stack, plain=PLAIN)
@@ -278,9 +273,7 @@ async def test_queue_that_is_used_again_stays(stack: Stack, clock: VirtualClock,
 
 
 @pytest.mark.parametrize("settings", [managed(), None], ids=["managed", "direct"])
-async def test_next_leader_deletes_unused_ones(
-    clock: VirtualClock, broker: FakeBroker, settings: Settings | None
-) -> None:
+async def test_next_leader_deletes_unused_ones(clock, broker, settings):
     async with managing(clock, broker, plain=PLAIN) as stack:
         await change(stack, rest=REST)
     async with leading(clock, broker=broker, settings=settings):
@@ -288,13 +281,13 @@ async def test_next_leader_deletes_unused_ones(
         assert WAIT not in broker.queues
 
 
-async def test_probe_gives_back_what_it_gets(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_probe_gives_back_what_it_gets(stack, clock, broker):
     await send_and_fail(stack)
     commands = stack.term._session.retry_queues(stack.management)
     broker.queues[WAIT].ready, held = [], broker.queues[WAIT].ready
     original = broker.queues[WAIT].changed
 
-    def late() -> None:
+    def late():
         """An unexpected case: a request that arrives during the probe."""
         broker.queues[WAIT].ready += held
         held.clear()
@@ -323,7 +316,7 @@ def totals(messages: int | None, sampled_after: float, *, state: str = "running"
     ],
     ids=["needed", "not needed", "unsettled", "empty", "not empty", "unknown", "down"],
 )
-def test_plan_of_an_unused_wait_queue(unused: Unused, found: QueueTotals, step: RetryQueueStep) -> None:
+def test_plan_of_an_unused_wait_queue(unused, found, step):
     assert plan_retry_queue(unused, found, now=1000.0, needed_for=100.0, settle_delay=10.0) is step
 
 
@@ -352,7 +345,7 @@ async def lead_and_die(clock: VirtualClock, broker: FakeBroker, number: int) -> 
     return steps >= number
 
 
-async def test_leader_killed_at_any_step_leaves_a_next_one_that_has_it_right() -> None:
+async def test_leader_killed_at_any_step_leaves_a_next_one_that_has_it_right():
     number = 1
     while True:
         clock = VirtualClock()

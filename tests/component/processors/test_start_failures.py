@@ -1,11 +1,7 @@
 """Requests of a group that cannot start are answered: a real leader in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from broker_steps import hold
@@ -43,7 +39,7 @@ def statuses(broker: FakeBroker) -> list[str | None]:
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+async def stack(clock, broker):
     """A leader whose first start fails."""
     async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
         yield stack
@@ -54,7 +50,7 @@ async def ask(stack: Stack, key: str = "a") -> None:
 
 
 @pytest.mark.proves("reference-defects/12-failed-start-blocked")
-async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_over(stack: Stack) -> None:
+async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_over(stack):
     await ask(stack)
     await stack.clock.advance(5.0)
     await ask(stack)
@@ -70,7 +66,7 @@ async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_o
     assert (len(answers(stack.broker)), stack.running("a"), len(stack.waiting("a"))) == (2, 1, 1)
 
 
-async def test_error_after_the_answer_rejects_no_request(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_after_the_answer_rejects_no_request(stack, monkeypatch):
     monkeypatch.setattr(ActiveCircuits, "counts", True)
     monkeypatch.setattr("osrdyne.processors.failures.start_failures.fingerprint_of", lambda _: 1 / 0)
     for _ in range(2):
@@ -78,7 +74,7 @@ async def test_error_after_the_answer_rejects_no_request(stack: Stack, monkeypat
     assert (statuses(stack.broker), stack.waiting("a"), stack.task.done()) == (["start-failed"] * 2, [], False)
 
 
-async def test_group_that_fails_again_answers_the_request_it_put_back(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_group_that_fails_again_answers_the_request_it_put_back(clock, broker):
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=2)) as stack:
         await ask(stack)
         await clock.advance(20.0)
@@ -87,14 +83,14 @@ async def test_group_that_fails_again_answers_the_request_it_put_back(clock: Vir
         assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 2)
 
 
-async def test_failed_group_without_requests_is_not_started_again_and_ends(stack: Stack, clock: VirtualClock) -> None:
+async def test_failed_group_without_requests_is_not_started_again_and_ends(stack, clock):
     await ask(stack)
     await clock.advance(1_900.0)
     assert stack.driver.count("start") == 1
     assert (stack.has_queue("a"), stack.known_workers(), stack.groups()) == (False, [], [])
 
 
-async def test_answer_under_way_when_the_group_recovers_is_finished(stack: Stack, broker: FakeBroker) -> None:
+async def test_answer_under_way_when_the_group_recovers_is_finished(stack, broker):
     """Answered and then served as well, one request would have two different outcomes."""
     allowed = hold(broker, ("publish", REPLIES, True))
     await ask(stack)
@@ -106,7 +102,7 @@ async def test_answer_under_way_when_the_group_recovers_is_finished(stack: Stack
     assert (statuses(broker), stack.waiting("a")) == (["start-failed"], [])
 
 
-async def test_deleted_queue_ends_no_term(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_deleted_queue_ends_no_term(stack, clock, broker):
     """defects: one-failure-for-all."""
     await ask(stack)
     broker.delete_queue("pool-req-a")
@@ -114,7 +110,7 @@ async def test_deleted_queue_ends_no_term(stack: Stack, clock: VirtualClock, bro
     assert not stack.task.done()
 
 
-async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_endless_last_words_are_cut(clock, broker):
     """They travel in a header, which must fit into one frame."""
     async with leading(clock, broker=broker, driver=broken_driver(clock, log_lines=("\ud800" * 1_000_000,))) as stack:
         await ask(stack)
@@ -123,9 +119,7 @@ async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroke
         assert max(len(words), len(answer.message.body)) < 10_000
 
 
-async def test_too_many_failed_groups_take_turns(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_failed_groups_take_turns(clock, broker, monkeypatch):
     monkeypatch.setattr("osrdyne.processors.failures.start_failures.MAX_ATTACHED", 2)
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=100)) as stack:
         for number in range(7):
@@ -135,7 +129,7 @@ async def test_too_many_failed_groups_take_turns(
         assert {answer.message.correlation_id for answer in answers(broker)} == {str(number) for number in range(7)}
 
 
-async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_thousand_failed_groups_do_not_take_all_channels(clock, broker):
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=1_000)) as stack:
         for number in range(1_000):
             stack.require(Key(str(number)))
@@ -153,7 +147,7 @@ async def refuse(stack: Stack, key: str = "a", **refusal: object) -> None:
 
 
 @pytest.mark.proves("workers/key-refused-start")
-async def test_key_that_its_application_refuses_is_answered_likewise(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_key_that_its_application_refuses_is_answered_likewise(clock, broker):
     async with leading(clock, broker=broker) as stack:
         await ask(stack)
         await refuse(stack)
@@ -166,9 +160,7 @@ async def test_key_that_its_application_refuses_is_answered_likewise(clock: Virt
 
 
 @pytest.mark.parametrize(("code", "starts"), [(404, [1, 2]), (410, [1, 2]), (503, [2, 2])], ids=str)
-async def test_refused_key_starts_no_worker(
-    clock: VirtualClock, broker: FakeBroker, code: int, starts: list[int]
-) -> None:
+async def test_refused_key_starts_no_worker(clock, broker, code, starts):
     found = []
     async with leading(clock, broker=broker) as stack:
         await ask(stack)
@@ -180,7 +172,7 @@ async def test_refused_key_starts_no_worker(
     assert found == starts
 
 
-async def test_end_of_the_group_does_not_forget_the_refusal(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_end_of_the_group_does_not_forget_the_refusal(clock, broker):
     """Otherwise each request for such a key would start a worker once its group has ended."""
     lifecycle = LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0, refused_key_time=3600.0)
     async with leading(clock, broker=broker, settings=settings_for(lifecycle)) as stack:
@@ -197,7 +189,7 @@ async def test_end_of_the_group_does_not_forget_the_refusal(clock: VirtualClock,
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["report-first", "end-first"])
-async def test_platform_that_restarts_workers_is_stopped(clock: VirtualClock, broker: FakeBroker, late: bool) -> None:
+async def test_platform_that_restarts_workers_is_stopped(clock, broker, late):
     """Kubernetes starts a worker that ends again. A report may also arrive after the end of its worker is known."""
     async with leading(clock, broker=broker) as stack:
         await ask(stack)
@@ -211,7 +203,7 @@ async def test_platform_that_restarts_workers_is_stopped(clock: VirtualClock, br
 
 
 @pytest.mark.parametrize("refusal", [{}, "404", {**REFUSAL, "code": 200}, {**REFUSAL, "code": "404"}], ids=str)
-async def test_malformed_refusal_is_a_failed_start(clock: VirtualClock, broker: FakeBroker, refusal: object) -> None:
+async def test_malformed_refusal_is_a_failed_start(clock, broker, refusal):
     async with leading(clock, broker=broker) as stack:
         await ask(stack)
         for _ in range(stack.settings.lifecycle.start_attempts):
@@ -223,9 +215,7 @@ async def test_malformed_refusal_is_a_failed_start(clock: VirtualClock, broker: 
 
 
 @pytest.mark.proves("workers/key-exists-check")
-async def test_key_that_does_not_exist_starts_no_worker(
-    clock: VirtualClock, broker: FakeBroker, tmp_path: Path
-) -> None:
+async def test_key_that_does_not_exist_starts_no_worker(clock, broker, tmp_path):
     (tmp_path / "b").mkdir()
     settings = settings_for()
     worker = settings.worker.model_copy(update={"key_exists": f"{tmp_path}/{{key}}"})

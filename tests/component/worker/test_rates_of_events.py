@@ -189,10 +189,7 @@ def test_events_of_a_body_count_in_blocks(body, events):
     assert count_events(body, 1024) == events
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 720)), min_size=1, max_size=60),
-    st.integers(1, 7200),
-)
+@given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 720)), min_size=1, max_size=60), st.integers(1, 7200))
 def test_no_span_of_time_serves_more_than_the_rate_and_a_burst(steps, rate):
     clock = VirtualClock()
     budget, begun = EventBudget(clock, EventRate(rate, 1024)), []

@@ -8,12 +8,7 @@ from stored_telemetry import START, events, ingest, messages, stored, write
 from osrdyne.errors import StreamDataLostError
 from osrdyne.telemetry.times import taken_from
 from osrdyne_worker.pipelines.telemetry.ranges import next_range, store
-from osrdyne_worker.pipelines.telemetry.replays import (
-    Bound,
-    ReplayConflictError,
-    ReplayError,
-    plan_replay,
-)
+from osrdyne_worker.pipelines.telemetry.replays import Bound, ReplayConflictError, ReplayError, plan_replay
 from osrdyne_worker.pipelines.telemetry.table import Replay, Table
 
 LOG = (5, 60)
