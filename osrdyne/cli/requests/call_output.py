@@ -182,7 +182,9 @@ def _cell(value: object) -> Text:
         return Text("NULL", style="dim")
     if isinstance(value, bool | dict | list):
         return Text(printable(json.dumps(value, ensure_ascii=False)))
-    return Text(printable(value) if value != "" else "")
+    # Line breaks as lines: the answer of EXPLAIN is one text.
+    lines = str(value).split("\n")
+    return Text("\n".join(printable(line) if line else "" for line in lines))
 
 
 def print_error(error: BaseException) -> None:

@@ -54,6 +54,9 @@ def test_rows_become_a_table_that_cannot_control_the_terminal(capsys: pytest.Cap
     lines = [line.split() for line in printed.out.splitlines() if line.strip() and "─" not in line]
     assert lines == [["name", "n"], ["a[red]", "1"], ["\\x1b[2J", "NULL"]]
     assert "limit of rows" in printed.err
+    print_answer(reply({"columns": [{"name": "plan"}], "rows": [["== Plan ==\n\n+- \x1bScan\n"]]}), CallOutput.TABLE)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[lines.index("== Plan ==") :][:3] == ["== Plan ==", "", "+- \\x1bScan"]
     answer = Reply("start-failed", detail="It died.\nTraceback\nValueError: \x1b[1mno", retry_after=30.0)
     error = error_from_reply(answer, key="k", path="/p")
     assert error is not None
