@@ -121,6 +121,16 @@ select * from nation n join (select # from region group by #) t
 select * from nation where # in (select # from region where #)
 select * from nation where (#, #) in (select #, #)
 select /*+ broadcast(nation) */ # from nation
+select /*+ repartition(#) */ a from nation
+from nation |> where #
+from nation |> extend #, # as b
+from nation |> set a = #, b = #
+from nation |> select #, sum(#) over w window w as (partition by #)
+from nation |> aggregate max(#), # as b group by #, # as d
+from nation |> order by # |> limit #
+from nation |> join region on #
+from nation |> pivot (sum(#) for a in (1, 2))
+from nation |> union all (select #) |> offset #
 """
 
 

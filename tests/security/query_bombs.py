@@ -55,6 +55,8 @@ _SETS = ", ".join(f"(c{n % 12}, c{n % 11})" for n in range(1500))
 _REFUSED: dict[str, dict[str, str]] = {
     "max_constant_bytes": {
         "repeat": "select repeat('x', 2000000000) as v",
+        "repeat in pipes": "from region |> extend repeat('x', 50000) as v |> select repeat(v, 50000)",
+        "repeat in SET": "from region |> set r_name = repeat('x', 50000) |> set r_name = repeat(r_name, 50000)",
         "repeat of repeat": "select repeat(repeat('x', 50000), 50000) as v",
         "repeat by arithmetic": "select repeat('x', 40000 * 50000) as v",
         "repeat by cast text": "select repeat('x', int('2000000000')) as v",
@@ -129,6 +131,10 @@ _REFUSED: dict[str, dict[str, str]] = {
     "max_partitions": {
         "range partitions": "select count(*) from range(0, 100, 1, 2147483647)",
         "range partitions by arithmetic": "select count(*) from range(0, 9, 1, 1000 * 1000)",
+        "repartition": "select /*+ repartition(2000000) */ * from region",
+        "rebalance by a column": "select /*+ rebalance(2000000, r_name) */ * from region",
+        "repartition_by_range": "select /*+ coalesce(1), repartition_by_range(2000000, r_name) */ * from region",
+        "repartition in a pipe": "from region |> select /*+ repartition(2000000) */ r_name",
         "range partitions by name": "select count(*) from range(0, 9, 1, numPartitions => 9999999)",
     },
     "max_plan_nodes": {
@@ -136,6 +142,7 @@ _REFUSED: dict[str, dict[str, str]] = {
         "26 doubling unions": _doubling(26, "select * from @ union all select * from @"),
         "26 doubling subqueries": _doubling(26, "select (select max(x) from @) + (select min(x) from @) as x"),
         "plan nodes": "select 1 as x" + " union all select 1" * 4000,
+        "pipes": "from region" + " |> where r_regionkey = 1" * 3000,
     },
     "max_grouping_sets": {
         "cube": _cube(22, "cube(@)"),

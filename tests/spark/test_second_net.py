@@ -20,7 +20,7 @@ VIEWS = frozenset({"customer", "lineitem", "nation", "orders", "part", "partsupp
 # names, ignores the options of a view, or (first names) refuses to resolve them when they are analysed.
 HARMLESS = {
     "current_user_bare", "comment_goes_on", "comment_goes_on_windows",
-    "column_identifier", "table_identifier", "leading_semicolon", "pipe",
+    "column_identifier", "table_identifier", "leading_semicolon",
     "nonsense",
     "comment_first", "scalar_function_as_table",
 }  # fmt: skip

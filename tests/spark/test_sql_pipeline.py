@@ -220,6 +220,27 @@ def test_cache_status_shows_what_is_in_memory(make_call: Any, tpch: Path) -> Non
     assert (region["cached"], region["memory_bytes"]) == (False, 0)
 
 
+def test_qualified_names_and_the_information_schema_are_those_of_the_key(make_call: Any, tmp_path: Path) -> None:
+    table = pa.table({"id": pa.array([1, 2], pa.int32()), "default": [{"orders": {"id": 7}}] * 2})
+    pq.write_table(table, tmp_path / "t.parquet")
+    call = make_call(one_table("q", view="orders", path=str(tmp_path / "t.parquet")), "q")
+    call.context.session.range(3).createOrReplaceTempView("hidden")
+    names = "`Default`.orders", "spark_catalog.default.ORDERS"
+    assert [rows(call, f"select max(default.orders.id) from {name}") for name in names] == [[[2]]] * 2
+    assert rows(call, "select max(default.orders.id) from orders") == [[7]], "a field of a column"
+    assert rows(call, "from default.orders |> aggregate max(orders.id)") == [[2]]
+    assert rows(call, "select * from INFORMATION_SCHEMA.tables") == [["spark_catalog", "default", "orders", "VIEW"]]
+    assert rows(call, "select column_name, data_type, is_nullable from information_schema.columns order by"
+                      " information_schema.columns.ordinal_position limit 1") == [["id", "int", "YES"]]  # fmt: skip
+    assert rows(call, "select schema_name from information_schema.schemata, information_schema.tables t where"
+                      " schemata.schema_name = t.table_schema and table_name = 'orders'") == [["default"]]  # fmt: skip
+    for query in ("select * from default.hidden", "select * from tables", "select * from information_schema.views",
+                  "with orders as (select 1) select * from default.orders"):  # fmt: skip
+        assert refusal(call, query).error_code in {"table_not_allowed", "unknown_table"}
+    wrong = refusal(call, "select default.orders.id\nfrom default.orders, default.hidden")
+    assert (wrong.details or {})["line"] == 2
+
+
 def test_cache_status_shows_nothing_of_another_key(make_call: Any, tmp_path: Path) -> None:
     """In a pooled process they share one Spark, and their views may have the same names."""
     calls: dict[str, Call] = {}

@@ -33,9 +33,11 @@ from osrdyne_worker.app.errors import answer_too_large
 from osrdyne_worker.app.tables import Rows, first_rows
 from osrdyne_worker.pipelines.guard.check import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.guard.limits import PlanLimits, check_limits, check_text
+from osrdyne_worker.pipelines.guard.names import INFORMATION_VIEWS
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 from osrdyne_worker.pipelines.guard.sql_guard import TextLimits
 from osrdyne_worker.pipelines.queries.export import ExportRequest, Exports
+from osrdyne_worker.pipelines.queries.information_schema import INFORMATION_WIDTHS, information_schema
 from osrdyne_worker.pipelines.queries.lookup import MAX_BATCH, LookupRequest, look_up
 from osrdyne_worker.pipelines.queries.paging import Page, StoredResults
 from osrdyne_worker.pipelines.queries.parameters import cache_key, length_of, read_parameters
@@ -273,7 +275,11 @@ class SqlData:
             raise problem.refusal() from None
 
     def open_views(self, names: Collection[str]) -> None:
-        """Open those of the views that are deferred (see `DeferredViews.open`), and last values that have changed."""
+        """Open those of the views that are deferred (see `DeferredViews.open`), last values that have changed, and
+        views of the information schema."""
+        for name in INFORMATION_VIEWS.intersection(names).difference(view.name for view in self._views):
+            rows = information_schema(name, self._views)
+            self.session.createDataFrame(rows).createOrReplaceTempView(name)
         self._deferred.open(names)
         try:
             self._live.open_last_values(names)
@@ -304,7 +310,7 @@ class SqlData:
         names and numbers of columns of the views."""
 
         def check_plan(parsed: ParsedQuery) -> None:
-            check_limits(parsed.description, self._plan_limits, views=columns)
+            check_limits(parsed.description, self._plan_limits, views={**INFORMATION_WIDTHS, **columns})
 
         # With the values in their places: the limit must hold for the text that Spark gets to plan.
         length = length_of(query, parameters)

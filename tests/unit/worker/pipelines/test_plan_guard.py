@@ -133,7 +133,7 @@ def test_relation_as_a_stream_or_with_options_is_refused(plan: Plan) -> None:
     plan.nodes[relation]["values"] |= {"isStreaming": False, "options": 1}
     assert refusal(plan.parsed) == "syntax_not_allowed"
     hint = Plan()
-    hint.relation(["nation"], hint.add(f"{LOGICAL}UnresolvedHint", name="REPARTITION"))
+    hint.relation(["nation"], hint.add(f"{LOGICAL}UnresolvedHint", name="SKEW"))
     assert refusal(hint.parsed) == "syntax_not_allowed"
     for field in ("plan", "windowDefinitions.0.1"):
         hidden = Plan()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from osrdyne_worker.pipelines.guard.names import plain_names
 from osrdyne_worker.pipelines.guard.plan_guard import check_analyzed, check_parsed
 from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
 from osrdyne_worker.pipelines.guard.sql_guard import TextLimits, check_query
@@ -40,9 +41,15 @@ def checked_query(
 ) -> CheckedQuery:
     """Check and analyse a query without running it. Raises `QueryRefusedError`, or Spark's error about the query.
 
+    Qualified names of `views` are read as plain ones (`names`).
+
     `check_plan` may refuse the parsed plan as well, before anything is evaluated. `open_views` is called with the views
     that the accepted plan names, before its analysis. The values of `parameters` are in the plans that are checked.
     """
+    # Before both checks, so that they and Spark see one text.
+    if len(query) <= limits.length:
+        plain = plain_names(query, views)
+        query, views = plain.text, views | plain.information
     not_read: QueryNotReadError | None = None
     try:
         check_query(query, views=views, limits=limits, parameters=parameters or ())

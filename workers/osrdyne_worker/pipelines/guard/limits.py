@@ -21,6 +21,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from osrdyne_worker.pipelines.guard.plan_tree import PlanNode, fold, number_of_nodes, read_plan
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.sql_guard import PARTITION_HINTS
 
 _COLUMN_BYTES = 8.0
 """The assumed size of a value that depends on the data."""
@@ -70,12 +71,12 @@ class LimitExceededError(QueryRefusedError):
         return {"setting": self.setting, "limit": self.limit}
 
 
-_SET_OPERATORS = re.compile(r"\b(?:union|except|intersect|minus)\b", re.IGNORECASE)
+_SET_OPERATORS = re.compile(r"\b(?:union|except|intersect|minus)\b|\|>", re.IGNORECASE)
 
 
 def check_text(text: str, limits: PlanLimits) -> None:
-    """Check what makes Spark's parser itself slow: set operations (quadratic time), and CUBE and ROLLUP within GROUPING
-    SETS, which the parser expands."""
+    """Check what makes Spark's parser itself slow: set operations (quadratic time), pipes, and CUBE and ROLLUP within
+    GROUPING SETS, which the parser expands."""
     try:
         tokens = Spark().tokenize(text)
     except SqlglotError:
@@ -507,7 +508,7 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
                      "to_date", "to_timestamp", "try_to_timestamp", "to_timestamp_ntz", "to_number", "abs",
                      "trunc", "last_day", "next_day", "cast", "trycast", "alias", "reverse", "sort_array", "array_sort",
                      "shuffle", "array_compact", "trim", "upper", "lower", "collate", "positive", "unarypositive",
-                     "namedargumentexpression"),
+                     "namedargumentexpression", "pipeexpression"),
                     _same),
     **dict.fromkeys(("coalesce", "nvl", "nvl2", "ifnull", "if", "casewhen", "greatest", "least", "zeroifnull",
                      "any_value", "first", "first_value", "last", "last_value", "min", "max", "mode", "elt"),
@@ -699,6 +700,11 @@ class _Estimate:
             _enforce(self._limits, "max_grouping_sets", sets, "grouping sets of GROUP BY")
         elif kind == "UnresolvedTableValuedFunction" and _function(node) == "range":
             self._range(node, names, tables)
+        elif kind == "UnresolvedHint" and str(node.values.get("name")).lower() in PARTITION_HINTS:
+            for _, tree in listed:
+                if tree.kind != "UnresolvedAttribute":  # a column, also one that has the value of a number
+                    value = self._checked(tree, names, tables)
+                    _enforce(self._limits, "max_partitions", value.size, f"partitions of {node.values['name']}")
         made.nodes += self._nested
         _enforce(self._limits, "max_columns", made.width, f"columns of {kind}")
         _enforce(
@@ -731,7 +737,9 @@ class _Estimate:
             if "Star" in tree.kind:
                 made.width += below
                 made.columns.update(inherited)
-                self._checked(tree, visible, tables)
+                for replaced in tree.expressions():  # `|> SET column = value`
+                    value = self._checked(replaced, visible, tables)
+                    made.columns.update(dict.fromkeys(_output_names(replaced), value))
                 continue
             made.width += 1
             _enforce(self._limits, "max_columns", made.width, "columns of SELECT")

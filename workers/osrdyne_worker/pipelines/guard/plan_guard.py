@@ -14,7 +14,7 @@ from typing import Any
 
 from osrdyne_worker.pipelines.guard.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.guard.sql_guard import JOIN_HINTS
+from osrdyne_worker.pipelines.guard.sql_guard import ALLOWED_HINTS
 
 Node = dict[str, Any]
 
@@ -23,11 +23,12 @@ _CATALYST = "org.apache.spark.sql.catalyst."
 _PLANS = """
     Aggregate AsOfJoin CTERelationDef CTERelationRef Deduplicate Distinct Except Expand Filter Generate GlobalLimit
     GlobalLimitAndOffset Intersect Join LateralJoin LimitAll LocalLimit LocalRelation Offset OneRowRelation Pivot
-    NearestByJoin Project Range RepartitionByExpression ResolvedHint Sample Sort SubqueryAlias Union UnionLoop
-    UnionLoopRef Unpivot UnresolvedHint UnresolvedWith View Window WithCTE WithWindowDefinition WindowGroupLimit
+    NearestByJoin Project Range RebalancePartitions Repartition RepartitionByExpression ResolvedHint Sample Sort
+    SubqueryAlias Union UnionLoop UnionLoopRef Unpivot UnresolvedHint UnresolvedWith View Window WithCTE
+    WithWindowDefinition WindowGroupLimit
 """
 _PLAN_NODES = frozenset(_PLANS.split())
-"""Logical operators of a query. Excluded: commands, writers, scripts, pipes, and operators that read a source."""
+"""Logical operators of a query. Excluded: commands, writers, scripts, and operators that read a source."""
 
 _UNRESOLVED = """
     GroupingAnalytics Star TempResolvedColumn UnresolvedAlias UnresolvedAttribute UnresolvedDeserializer
@@ -88,7 +89,7 @@ def check_parsed(description: str, *, views: Collection[str]) -> frozenset[str]:
             _check_function(_generator_name(nodes, index), functions)
         elif kind == "UnresolvedTableValuedFunction":
             _check_function(node["values"].get("name"), TABLE_FUNCTIONS)
-        elif kind == "UnresolvedHint" and str(node["values"].get("name")).lower() not in JOIN_HINTS:
+        elif kind == "UnresolvedHint" and str(node["values"].get("name")).lower() not in ALLOWED_HINTS:
             raise _refused("syntax_not_allowed", f"the hint {node['values'].get('name')!r} is not allowed")
     return frozenset(named.intersection(views))
 

@@ -2,7 +2,8 @@
 
 Pure and quick; runs before Spark receives the text, and gives good error messages, with positions. It is not trusted
 alone: two parsers can read one text differently, so `plan_guard` checks the plan of Spark's own parser. A text that
-sqlglot cannot parse raises `QueryNotReadError`: then the plan decides. The text is never changed.
+sqlglot cannot parse raises `QueryNotReadError`: then the plan decides. Both checks see the same text; `names` alone
+changes it, before them.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ JOIN_HINTS = frozenset(
         "shuffle_replicate_nl",
     }
 )
-"""Hints that select a join strategy. Other hints (`REPARTITION`) could start any number of tasks."""
+"""Hints that select a join strategy."""
+PARTITION_HINTS = frozenset({"coalesce", "rebalance", "repartition", "repartition_by_range"})
+"""Hints that divide rows into partitions; `limits` bounds their number (`max_partitions`)."""
+ALLOWED_HINTS = JOIN_HINTS | PARTITION_HINTS
 
 _FIRST_TOKENS = frozenset({TokenType.SELECT, TokenType.WITH, TokenType.VALUES, TokenType.L_PAREN})
 _SPARK_ONLY_FIRST_TOKENS = frozenset({TokenType.FROM, TokenType.TABLE})
-"""`FROM t SELECT a` and `TABLE t` are queries in Spark; sqlglot parses them differently."""
+"""`FROM t SELECT a` and `TABLE t` are queries in Spark; sqlglot parses them differently, and pipes (`|>`) too."""
 _OPENING = frozenset({TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE})
 _CLOSING = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END})
 
@@ -151,8 +155,6 @@ def _check_tokens(tokens: list[Token], limits: TextLimits) -> None:
             depth -= 1
         elif token.token_type not in _TEXTS and (token.text == "$" or token.text.startswith("${")):
             raise _syntax("${...} is not supported; write the value", token)
-        elif token.token_type is TokenType.PIPE_GT:
-            raise _syntax("the pipe operator |> is not supported; use WITH", token)
         elif token.token_type is TokenType.SEMICOLON and following and following.token_type is not TokenType.SEMICOLON:
             raise _statement("Send one statement per request.", following)
     if tokens[0].token_type in _SPARK_ONLY_FIRST_TOKENS:
@@ -160,6 +162,13 @@ def _check_tokens(tokens: list[Token], limits: TextLimits) -> None:
             f"Only SELECT, WITH ... SELECT, VALUES and their unions are allowed, not {tokens[0].text[:30]!r}.",
             error_code="statement_not_allowed",
             position=_position(tokens[0]),
+        )
+    pipe = next((token for token in tokens if token.token_type is TokenType.PIPE_GT), None)
+    if pipe is not None:
+        raise QueryNotReadError(
+            "The query is refused: without its plan, the pipe operator |> cannot be checked.",
+            error_code="syntax_not_allowed",
+            position=_position(pipe),
         )
 
 
@@ -215,8 +224,8 @@ def _check_table(table: exp.Table, views: Collection[str]) -> None:
         return
     if not isinstance(table.this, exp.Identifier) or table.args.get("db") or table.args.get("catalog"):
         raise QueryRefusedError(
-            f"{_shown(table)} is not a view of this key: tables have plain names here, without catalog, schema, "
-            "format or path.",
+            f"{_shown(table)} is not a view of this key: names of tables have no catalog, schema, format or path here, "
+            "except spark_catalog.default and information_schema before a view that they have.",
             error_code="table_not_allowed",
             position=_position(table),
         )
@@ -264,9 +273,13 @@ def _check_lateral(lateral: exp.Lateral) -> None:
 
 def _check_hint(hint: exp.Hint) -> None:
     for item in hint.expressions:
-        name = item.name if isinstance(item, exp.Anonymous | exp.JoinHint | exp.Var) else item.sql()
-        if name.lower() not in JOIN_HINTS:
-            raise _syntax(f"the hint {name[:30]!r} is not allowed; allowed are hints that choose a join", hint)
+        names = _function_names(item) if isinstance(item, exp.Func) else {item.name.lower()}
+        if names.isdisjoint(ALLOWED_HINTS):
+            shown = min(names)[:30] or item.sql()[:30]
+            raise _syntax(
+                f"the hint {shown!r} is not allowed; allowed are hints that choose a join or divide into partitions",
+                hint,
+            )
 
 
 def _check_function(function: exp.Func) -> None:

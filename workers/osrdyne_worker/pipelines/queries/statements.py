@@ -12,10 +12,8 @@ from fnmatch import fnmatchcase
 import pyarrow as pa
 
 from osrdyne_worker.app.errors import RequestError
+from osrdyne_worker.pipelines.guard.names import CATALOG, NAMESPACE
 from osrdyne_worker.pipelines.views.loading import View
-
-NAMESPACE = "default"
-"""The namespace of the views, as Spark names it."""
 
 _NAME = r"(?:(?:`?spark_catalog`?\s*\.\s*)?`?default`?\s*\.\s*)?`?(?P<view>\w+)`?"
 _END = r"\s*;?\s*\Z"
@@ -53,7 +51,7 @@ def table_of(query: str, *, views: Callable[[], Sequence[View]], explain: Callab
         return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
     if (found := _SHOW_NAMESPACES.match(query)) is not None:
         is_catalog = found["kind"].lower() == "catalogs"
-        name = "spark_catalog" if is_catalog else NAMESPACE
+        name = CATALOG if is_catalog else NAMESPACE
         shown = [name] if _matches(name, found["pattern"]) else []
         return _texts({"catalog" if is_catalog else "namespace": shown})
     if (found := _SHOW_COLUMNS.match(query)) is not None:

@@ -280,7 +280,7 @@ class SqlConfig(_Model):
     max_constant_work: int = Field(
         100_000_000, ge=1000, le=10**12, description="Steps to evaluate each expression once (`levenshtein`)."
     )
-    max_partitions: int = Field(1_000, ge=1, le=100_000, description="Partitions of `range`.")
+    max_partitions: int = Field(1_000, ge=1, le=100_000, description="Partitions of `range` and of a hint.")
     max_grouping_sets: int = Field(
         1_024,
         ge=1,
