@@ -37,13 +37,11 @@ A, B, C = map(Key, "abc")
 NAMES = PoolNames(POOL)
 
 
-def pooled_settings(**pooled: object) -> Settings:
-    lifecycle = LifecycleSettings(unbind_delay=60.0, stop_delay=60.0, settle_delay=10.0)
-    settings = settings_for(lifecycle)
-    worker = settings.worker.model_copy(
-        update={"placement": "pooled", "pooled": PooledSettings.model_validate({"spares": 0, **pooled})}
-    )
-    return settings.model_copy(update={"worker": worker})
+def pooled_settings(*, lifecycle: dict[str, float] | None = None, **pooled: object) -> Settings:
+    delays = {"unbind_delay": 60.0, "stop_delay": 60.0, "settle_delay": 10.0} | (lifecycle or {})
+    settings = settings_for(LifecycleSettings.model_validate(delays))
+    changes = {"placement": "pooled", "pooled": PooledSettings.model_validate({"spares": 0, **pooled})}
+    return settings.model_copy(update={"worker": settings.worker.model_copy(update=changes)})
 
 
 @dataclass
@@ -129,34 +127,24 @@ async def processes(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Pr
 
 
 @pytest.fixture
-async def stack(processes: Processes) -> AsyncIterator[Stack]:
+async def stack(processes):
     async with led(processes) as stack:
         yield stack
 
 
 @asynccontextmanager
 async def led(processes: Processes, stop: StopRequest | None = None) -> AsyncIterator[Stack]:
-    driver = processes.driver()
-    async with leading(
-        processes.clock,
-        broker=processes.broker,
-        driver=driver,  # type: ignore[arg-type]
-        settings=processes.settings,
-        stop=stop,
-    ) as stack:
+    driver, settings = processes.driver(), processes.settings
+    async with leading(processes.clock, broker=processes.broker, driver=driver, settings=settings, stop=stop) as stack:
         yield stack
 
 
-async def ask(stack: Stack, *keys: Key) -> None:
-    """A request for each key comes, and workers start."""
+async def ask(stack: Stack, *keys: Key, served: bool = False) -> None:
+    """A request for each key comes, and workers start, and serve the requests."""
     for key in keys:
         await stack.publish(key)
     await stack.clock.advance(5.0)
-
-
-async def serve(stack: Stack, *keys: Key) -> None:
-    """The workers have served the requests that wait."""
-    for key in keys:
+    for key in keys if served else ():
         delivery = await stack.take(key)
         await delivery.ack()
         await delivery.channel.close()
@@ -169,9 +157,7 @@ async def require(stack: Stack, *keys: Key) -> None:
 
 
 @pytest.mark.proves("circuits/group-open-circuit-worker")
-async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_probe(
-    stack: Stack, processes: Processes, clock: VirtualClock
-) -> None:
+async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_probe(stack, processes, clock):
     stack.pause(A)
     for key in (A, B):
         await stack.publish(key)
@@ -184,72 +170,61 @@ async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_p
 
 
 @pytest.mark.proves("pooled/process-confirm-end-released")
-async def test_queue_is_deleted_only_after_the_process_has_reported_the_end_of_its_worker(
-    stack: Stack, processes: Processes, clock: VirtualClock
-) -> None:
-    await ask(stack, A)
-    await serve(stack, A)
+async def test_queue_is_deleted_only_after_the_process_has_reported_the_end_of_its_worker(stack, processes):
+    await ask(stack, A, served=True)
     [process] = processes.living()
     take = process.take
-    process.take = (  # type: ignore[method-assign]
-        lambda question, generation: None if isinstance(question, Release) else take(question, generation)
-    )
-    await clock.advance(125.0)
+    process.take = lambda question, generation: None if isinstance(question, Release) else take(question, generation)
+    await stack.clock.advance(125.0)
     assert stack.has_queue(A)
-    process.take = take  # type: ignore[method-assign]
-    await clock.advance(120.0)
+    process.take = take
+    await stack.clock.advance(120.0)
     assert not stack.has_queue(A)
 
 
 @pytest.mark.proves("pooled/process-ends-keys-load")
-async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(processes: Processes) -> None:
+async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(stack, processes):
     """A ends each process in which it loads its data; B loads beside it."""
     processes.loading |= {A, B}
-    async with led(processes) as stack:
-        await require(stack, A, B)
-        for ends in range(2):
-            [process] = processes.living()
-            assert sorted(one.key for one in process.state.assignments) == [A, B]
-            if ends == 1:
-                processes.loading.discard(B)
-            processes.kill(process)
-            await stack.clock.advance(30.0)
-            assert stack.failure_of(B) is None
-        # Both have loaded at two ends: one of them may be the cause.
-        [of_b] = processes.running(B)
-        for _ in range(processes.settings.lifecycle.start_attempts):
-            [of_a] = processes.running(A)
-            own = processes.process_of(of_a)
-            assert own is not processes.process_of(of_b)
-            processes.kill(own)
-            await stack.clock.advance(5.0)
-        failure = stack.failure_of(A)
-        assert failure is not None
-        assert failure.attempts == processes.settings.lifecycle.start_attempts
-        assert (processes.running(A), processes.running(B)) == ([], [of_b])
+    attempts = processes.settings.lifecycle.start_attempts
+    await require(stack, A, B)
+    for ends in range(2):
+        [process] = processes.living()
+        assert sorted(one.key for one in process.state.assignments) == [A, B]
+        if ends == 1:
+            processes.loading.discard(B)
+        processes.kill(process)
+        await stack.clock.advance(30.0)
+        assert stack.failure_of(B) is None
+    # Both have loaded at two ends: one of them may be the cause.
+    [of_b] = processes.running(B)
+    for _ in range(attempts):
+        [of_a] = processes.running(A)
+        own = processes.process_of(of_a)
+        assert own is not processes.process_of(of_b)
+        processes.kill(own)
+        await stack.clock.advance(5.0)
+    assert stack.failure_of(A).attempts == attempts
+    assert (processes.running(A), processes.running(B)) == ([], [of_b])
 
 
 @pytest.mark.proves("pooled/all-processes-full")
-async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(processes: Processes) -> None:
+async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(processes):
     processes.settings = pooled_settings(keys_per_process=1, max_processes=2)
     async with led(processes) as stack:
-        await ask(stack, A, B, C)
+        await ask(stack, A, B, served=True)
+        await ask(stack, C)
         assert (len(processes.running(A)), len(processes.running(B)), processes.running(C)) == (1, 1, [])
         assert stack.waits_for(C) == "max_groups"
-        await serve(stack, A, B)
         await stack.clock.advance(90.0)
         assert len(processes.running(C)) == 1
 
 
 @pytest.mark.parametrize(("state", "used"), [("idle", 10), ("loading", 30), ("unbound", None)])
 @pytest.mark.proves("pooled/heap-process-nearly-full")
-async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(
-    processes: Processes, state: str, used: float | None
-) -> None:
+async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(processes, state, used):
     """B was used 20 s ago. A was used after that, or loads its data, or is busy and unbound."""
-    settings = pooled_settings()
-    lifecycle = settings.lifecycle.model_copy(update={"stop_delay": 3600.0})
-    processes.settings = settings.model_copy(update={"lifecycle": lifecycle})
+    processes.settings = pooled_settings(lifecycle={"stop_delay": 3600.0})
     processes.loading |= {A} if state == "loading" else set()
     async with led(processes) as stack:
         await require(stack, A, B)
@@ -267,20 +242,18 @@ async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(
 
 @pytest.mark.parametrize("state", ["idle", "busy", "pinned"])
 @pytest.mark.proves("pooled/max-processes-processes-run")
-async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(processes: Processes, state: str) -> None:
+async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(processes, state):
     processes.settings = profiled(pooled_settings(max_processes=1), {"match": "c", "memory": "2GiB"})
     async with led(processes) as stack:
         await require(stack, A, B)
         assert len(processes.living()) == 1
-        of_a, of_b = processes.used(A, 10), processes.used(B, None if state == "busy" else 10)
+        before = [processes.used(A, 10)], [processes.used(B, None if state == "busy" else 10)]
         if state == "pinned":
             stack.pin(B)
         await require(stack, C)
         await stack.clock.advance(5 * HEAP_INTERVAL)
-        if state == "idle":
-            assert (processes.running(A), processes.running(B), len(processes.running(C))) == ([], [], 1)
-        else:
-            assert (processes.running(A), processes.running(B), processes.running(C)) == ([of_a], [of_b], [])
+        assert (processes.running(A), processes.running(B)) == (([], []) if state == "idle" else before)
+        assert len(processes.running(C)) == (1 if state == "idle" else 0)
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -301,15 +274,13 @@ async def test_idle_key_ends_for_another_one_with_the_same_settings(processes: P
 
 
 @pytest.mark.proves("pooled/host-cgroup-process-short")
-async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process(processes: Processes) -> None:
+async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process(processes):
     processes.settings = pooled_settings(keys_per_process=2)
     async with led(processes) as stack:
         for key in (A, B, C):
-            await ask(stack, key)
-            await serve(stack, key)
-        [first, other] = processes.living()
+            await ask(stack, key, served=True)
         of_a, _, of_c = processes.used(A, None), processes.used(B, 20), processes.used(C, None)
-        for process in (first, other):
+        for process in processes.living():
             process.set_memory_limit(0.9)
         pressure = stack.metrics.memory_pressure
         while processes.running(B):  # an idle key goes first
@@ -322,18 +293,16 @@ async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process
         assert sum(bool(one.retiring) for one in stack.driver.processes.values()) == 1
 
 
-async def test_idle_keys_of_a_short_host_end_by_the_eviction_of_their_profile(processes: Processes) -> None:
+async def test_idle_keys_of_a_short_host_end_by_the_eviction_of_their_profile(processes):
     of_profiles = ({"match": "a", "eviction": "last"}, {"match": "c", "eviction": "first", "unbind_delay": "1h"})
     processes.settings = profiled(pooled_settings(keys_per_process=3), *of_profiles)
     async with led(processes) as stack:
-        for key in (A, B, C):
-            await ask(stack, key)
-            await serve(stack, key)
+        await ask(stack, A, B, C, served=True)
         [process] = processes.living()
         for number, key in enumerate((A, B, C)):
             processes.used(key, 30 - number)
         process.set_memory_limit(0.9)
-        ended: list[Key] = []
+        ended = []
         while len(ended) < 3:
             await stack.clock.advance(1.0)
             ended += [key for key in (A, B, C) if not processes.running(key) and key not in ended]
@@ -341,29 +310,28 @@ async def test_idle_keys_of_a_short_host_end_by_the_eviction_of_their_profile(pr
 
 
 @pytest.mark.proves("pooled/request-ends-each-process")
-async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_process(
-    stack: Stack, processes: Processes, clock: VirtualClock
-) -> None:
+async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_process(stack, processes):
     """Suspects of two keys may run in a process that ends: only one of them is the cause."""
-    texts = stack.poison_texts
+
+    async def end_with_suspects(*keys):
+        """The first process of these keys; the texts that are refused then."""
+        [worker, *_] = workers = [processes.running(key)[0] for key in keys]
+        for key, one in zip(keys, workers, strict=True):
+            busy = {"in_flight": 1, "requests": ["f00d"], "suspects": 1, "alone": f"text-{key}"}
+            await stack.report(key, Event.BUSY, one, **busy)
+        processes.kill(processes.process_of(worker))
+        await stack.clock.advance(10.0)
+        return [set(stack.poison_texts.of_key(key)) for key in (A, B)]
+
     await ask(stack, A, B)
-    for key in (A, B):
-        [worker] = processes.running(key)
-        await stack.report(key, Event.BUSY, worker, in_flight=1, requests=["f00d"], suspects=1, alone=f"text-{key}")
-    processes.kill(processes.living()[0])
-    await clock.advance(10.0)
-    assert (texts.of_key(A), texts.of_key(B)) == ({}, {})
+    assert await end_with_suspects(A, B) == [set(), set()]
     [of_a], [of_b] = processes.running(A), processes.running(B)
-    alone, other = processes.process_of(of_a), processes.process_of(of_b)
-    assert alone is not other
-    await stack.report(A, Event.BUSY, of_a, in_flight=1, requests=["f00d"], suspects=1, alone="text-a")
-    processes.kill(alone)
-    await clock.advance(10.0)
-    assert (set(texts.of_key(A)), texts.of_key(B)) == ({"text-a"}, {})
+    assert processes.process_of(of_a) is not processes.process_of(of_b)
+    assert await end_with_suspects(A) == [{"text-a"}, set()]
     assert processes.running(B) == [of_b]
 
 
-async def test_stop_with_workers_ends_the_processes(processes: Processes, clock: VirtualClock) -> None:
+async def test_stop_with_workers_ends_the_processes(processes, clock):
     async with led(processes, StopRequest(asyncio.Event(), stop_workers=True)) as stack:
         await ask(stack, A)
         stack.stop.requested.set()
@@ -371,7 +339,7 @@ async def test_stop_with_workers_ends_the_processes(processes: Processes, clock:
         assert [worker.instance.state for worker in processes.backend.workers.values()] == [InstanceState.EXITED]
 
 
-async def test_processes_are_shown_with_their_keys(stack: Stack, processes: Processes, clock: VirtualClock) -> None:
+async def test_processes_are_shown_with_their_keys(stack, processes, clock):
     await ask(stack, A, B)
     [process] = processes.living()
     process.set_heap(0.5)
@@ -381,9 +349,7 @@ async def test_processes_are_shown_with_their_keys(stack: Stack, processes: Proc
     [view] = inspector.processes()
     shown = (view.worker_id, view.state, view.keys, view.heap_used, view.memory)
     assert shown == (process.worker_id, "ready", (A, B), 500, 1500)
-    group = inspector.group(A)
-    assert group is not None
-    assert [worker.process for worker in group.workers] == [process.worker_id]
+    assert [worker.process for worker in inspector.group(A).workers] == [process.worker_id]
     transport = httpx.ASGITransport(create_app(inspector, stack.metrics, version="1"))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         [listed] = (await client.get("/v1/processes")).json()["processes"]
@@ -392,11 +358,9 @@ async def test_processes_are_shown_with_their_keys(stack: Stack, processes: Proc
         assert (await client.get("/v1/processes/nosuch")).status_code == 404
         metrics = (await client.get("/metrics")).text.splitlines()
     assert {
-        'osrdyne_processes{state="ready"} 1.0',
-        'osrdyne_process_keys{slot="0"} 2.0',
-        'osrdyne_process_heap_bytes{slot="0"} 500.0',
-        "osrdyne_assign_seconds_count 2.0",
-    } <= set(metrics)
+        'osrdyne_processes{state="ready"} 1.0', 'osrdyne_process_keys{slot="0"} 2.0',
+        'osrdyne_process_heap_bytes{slot="0"} 500.0', "osrdyne_assign_seconds_count 2.0",
+    } <= set(metrics)  # fmt: skip
 
 
 def profiled(settings: Settings, *profiles: dict[str, object], placement: str = "pooled") -> Settings:
@@ -416,60 +380,52 @@ async def ended(stack: Stack, call: Awaitable[None]) -> None:
     await task
 
 
-async def test_pooled_processes_belong_to_the_settings_of_one_profile(processes: Processes) -> None:
-    processes.settings = profiled(
-        processes.settings,
-        {"match": "b", "memory": "2GiB", "spares": 1},
-        {"match": "c", "memory": "2GiB", "unbind_delay": "1h"},
-    )
+async def test_pooled_processes_belong_to_the_settings_of_one_profile(processes):
+    of_b, of_c = {"match": "b", "memory": "2GiB", "spares": 1}, {"match": "c", "memory": "2GiB", "unbind_delay": "1h"}
+    processes.settings = profiled(processes.settings, of_b, of_c)
     async with led(processes) as stack:
         await require(stack, A, B, C)
         own, shared = stack.driver.settings.values()
         assert (own.profile, shared.profile, shared.spares) == (None, "b", 1)
         places = {worker.key: one.settings_hash for one in stack.driver.processes.values() for worker in one.workers()}
         assert places == {A: own.hash, B: shared.hash, C: shared.hash}
-        configs = {
-            one.spec.spec_hash: one.spec.environment.config["spark"]["conf"]  # type: ignore[index]
-            for one in processes.backend.workers.values()
-        }
+        specs = [one.spec for one in processes.backend.workers.values()]
+        configs = {spec.spec_hash: spec.environment.config["spark"]["conf"] for spec in specs}
         assert configs == {own.hash: {}, shared.hash: {"spark.driver.memory": "2048m"}}
 
 
 @pytest.mark.parametrize(("first", "then"), [("pooled", "dedicated"), ("dedicated", "pooled")])
-async def test_change_of_the_placement_moves_the_workers_of_a_profile(
-    processes: Processes, first: str, then: str
-) -> None:
+async def test_change_of_the_placement_moves_the_workers_of_a_profile(processes, first, then):
     """The successor starts first. The next leader finds what there is."""
 
-    def places() -> tuple[int, int, int]:
+    def places():
         return len(processes.alone(B)), len(processes.running(B)), len(processes.running(A))
 
+    expected = {"dedicated": (1, 0, 1), "pooled": (0, 1, 1)}
     processes.settings = profiled(processes.settings, {"match": "b", "placement": first})
     async with led(processes) as stack:
         await require(stack, A, B)
-        assert places() == ((1, 0, 1) if first == "dedicated" else (0, 1, 1))
+        assert places() == expected[first]
         await change(stack, {"match": "b", "placement": then})
         await stack.clock.advance(5.0)
         # The old worker is asked to drain. It is played, and ends only when it is stopped.
         [old] = [one for one in stack.instances_of(B) if one.draining]
         await ended(stack, stack.driver.stop(old.instance.instance_id, grace=1.0))
-        assert places() == ((1, 0, 1) if then == "dedicated" else (0, 1, 1))
+        assert places() == expected[then]
     async with led(processes) as stack:
         await stack.clock.advance(30.0)
-        assert places() == ((1, 0, 1) if then == "dedicated" else (0, 1, 1))
+        assert places() == expected[then]
 
 
 @pytest.mark.proves("pooled/stored-profile-placement-pooled")
-async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(processes: Processes) -> None:
+async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(processes, clock, broker, driver):
     profiles = ({"match": "b", "placement": "pooled"}, {"match": "c", "concurrency": 2})
     async with led(processes) as stack:
         await change(stack, *profiles)
     settings = profiled(processes.settings, placement="dedicated")
-    driver = FakeDriver(processes.clock, pool=POOL)
-    async with leading(processes.clock, broker=processes.broker, driver=driver, settings=settings) as stack:
+    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
         [problem] = stack.term.routing.profiles.left_out
-        assert problem.path == "profiles.0"
-        assert stack.profile_of(B).profile is None
+        assert (problem.path, stack.profile_of(B).profile) == ("profiles.0", None)
         await require(stack, B)
         assert len(driver.workers_of(B)) == 1
         with pytest.raises(InvalidDocumentError, match=r"profiles\.0"):
