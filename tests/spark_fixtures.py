@@ -27,7 +27,7 @@ SMALL_SPARK: dict[str, Any] = {
     "master": "local[2]",
     "conf": {
         "spark.driver.memory": "768m",
-        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -XX:+UseSerialGC",  # a tenth less processor time than G1
         "spark.sql.shuffle.partitions": 2,
         "spark.default.parallelism": 2,
     },

@@ -186,35 +186,46 @@ def durations(root: Path) -> dict[str, float]:
 
 @cache
 def fingerprint(root: Path) -> str:
-    """Of all that decides on the tier of a test: the files of tests, and the suites of `osrdyne.testing`."""
+    """Of all that decides on the tier of a test besides its own file: helpers, and the suites of `osrdyne.testing`."""
+    helpers = (path for path in (root / "tests").rglob("*.py") if not path.name.startswith("test_"))
+    return digest_of(*sorted([*helpers, *(root / "osrdyne" / "testing").rglob("*.py")]))
+
+
+def digest_of(*paths: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*(root / "tests").rglob("*.py"), *(root / "osrdyne" / "testing").rglob("*.py")]):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in paths:
+        digest.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 @cache
 def known_tiers(root: Path) -> dict[str, list[str]]:
+    """Of the files that have not changed since a run imported them."""
     try:
         kept = json.loads((root / KNOWN_TIERS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    found: dict[str, list[str]] = kept["files"] if kept.get("fingerprint") == fingerprint(root) else {}
-    return found
+    files = kept["files"].items() if kept.get("helpers") == fingerprint(root) else ()
+    present = [(name, one) for name, one in files if (root / name).is_file()]
+    return {name: one["tiers"] for name, one in present if one["digest"] == digest_of(root / name)}
 
 
 def remember_tiers(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Of a run that has imported all files, for the next one."""
+    """Of the files that this run has imported, for the next one."""
     root, worker = config.rootpath, os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-    if worker != "gw0" or known_tiers(root) or [Path(one).resolve() for one in config.args] != [root / "tests"]:
+    if worker != "gw0" or [Path(one).resolve() for one in config.args] != [root / "tests"]:
         return
-    files: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
     for item in items:
         also = {"rabbitmq4"} if is_about_rabbitmq(item) else set()
-        files.setdefault(file_of(item), set()).update({tier_of(item)} | also)
-    kept = {"fingerprint": fingerprint(root), "files": {name: sorted(tiers) for name, tiers in files.items()}}
+        found.setdefault(file_of(item), set()).update({tier_of(item)} | also)
+    known = known_tiers(root)
+    if found.keys() <= known.keys():
+        return
+    tiers = known | {name: sorted(of_file) for name, of_file in found.items()}
+    files = {name: {"digest": digest_of(root / name), "tiers": tiers[name]} for name in tiers}
     (root / KNOWN_TIERS).parent.mkdir(exist_ok=True)
-    (root / KNOWN_TIERS).with_suffix(".new").write_text(json.dumps(kept), encoding="utf-8")
+    (root / KNOWN_TIERS).with_suffix(".new").write_text(json.dumps({"helpers": fingerprint(root), "files": files}))
     (root / KNOWN_TIERS).with_suffix(".new").replace(root / KNOWN_TIERS)
 
 

@@ -26,12 +26,16 @@ from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 from tests.integration.worker_process import PATIENCE, Stage, WorkerProcess, stage
 from tests.security.query_bombs import BOMBS, FORGED_SKETCHES, HONEST, NOT_INTERRUPTED, Bomb
-from tests.spark_fixtures import SMALL_SPARK
+from tests.spark_fixtures import SHORT_LIVED, SMALL_SPARK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900), pytest.mark.usefixtures("java")]
 
-CONF = {**SMALL_SPARK["conf"], "spark.driver.memory": "640m", "spark.driver.maxResultSize": "16m"}
-SPARK = {**SMALL_SPARK, "conf": CONF}
+CONF = {
+    "spark.driver.memory": "640m",
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
+    "spark.driver.maxResultSize": "16m",
+}
+SPARK = {**SMALL_SPARK, "conf": {**SMALL_SPARK["conf"], **CONF}}
 SOON = 2.0
 EVALUATING = 5.0
 """Seconds until the deadline of a query that must have reached the optimiser by then."""
