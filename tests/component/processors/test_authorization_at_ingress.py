@@ -105,13 +105,8 @@ async def stack(clock, broker, verifier):
 @pytest.mark.parametrize(
     ("token", "status"),
     [
-        (None, "unauthorized"),
-        ("unknown", "unauthorized"),
-        (f"{SECRET}-late", "unauthorized"),
-        (f"{SECRET}-keyless", "unauthorized"),
-        ("two words", "unauthorized"),
-        (f"{SECRET}-viewer", "forbidden"),
-        (f"{SECRET}-b", "forbidden"),
+        *[(one, "unauthorized") for one in (None, "unknown", f"{SECRET}-late", f"{SECRET}-keyless", "two words")],
+        *[(one, "forbidden") for one in (f"{SECRET}-viewer", f"{SECRET}-b")],
     ],
     ids=str,
 )

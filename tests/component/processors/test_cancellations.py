@@ -144,9 +144,6 @@ async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock):
     assert kept.unsent(W, lambda _: True) == []
 
 
-# --- cancels that go to the workers of the group
-
-
 async def test_cancel_that_no_queue_takes_costs_nothing(direct):
     refuse(direct.broker, PublishRefusedError("nack"), ("publish", direct.names.control_exchange, False))
     await managed_pool.cancel(direct, "a", correlation_id="c", reply_to="r")

@@ -71,9 +71,6 @@ async def reject_first(stack: Stack) -> None:
     await channel.close()
 
 
-# --- cleaning
-
-
 async def test_expired_requests_are_removed_in_time_without_a_listing(clock, broker):
     """The counts of a listing are some seconds old; a passive declare of the queue returns the current one."""
     async with managing(clock, broker, cleanup_interval=2.0) as stack:

@@ -48,9 +48,6 @@ def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, 
     return dict(stored.message.headers)
 
 
-# --- classes
-
-
 async def test_requests_and_copies_keep_their_order_within_a_priority_level(stack, clock):
     bodies = [b"%d" % number for number in range(2 * PREFETCH)]
     await change(stack, alerts=ALERTS, rest=REST, copy=COPY)
@@ -113,9 +110,6 @@ async def test_body_that_nothing_reads_is_not_parsed(stack, parsers, routes):
     assert parsers == []
 
 
-# --- acceptance
-
-
 @pytest.mark.parametrize(
     ("behind", "expiration", "left"),
     [(None, None, 2_000), (0, "1000", 1_000), (4, "1000", 1_000), (-4, "1000", 1_000), (0, None, 2_000)],
@@ -163,13 +157,18 @@ async def test_answer_of_no_route_says_why_the_body_was_not_read(stack, encoding
     assert (b"content encoding" in reply.message.body) is (encoding != "utf-8")
 
 
-async def test_second_endpoint_gets_a_one_way_copy(stack, broker):
+async def test_second_endpoint_gets_a_one_way_copy_unless_a_check_refuses_it(stack, broker):
     await change(stack, rest=REST, copy=COPY)
     await send(stack, "a", b"1", reply_to=REPLIES, headers={PATH_HEADER: "/sql"})
     [own] = broker.queues[stack.names.request_queue(A)].ready
     [other] = broker.queues[stack.names.request_queue(Key("b"), 4)].ready
     assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
     assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, b"/store")
+    refusal = Refusal(Status.CAPACITY, "open")
+    check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
+    stack.term.processors.checks.deliveries += (check,)
+    await send(stack, "a", b"2", reply_to=REPLIES, correlation_id="c")
+    assert (waiting(stack, None), waiting(stack, 4, "b"), answers(broker)) == ([b"1", b"2"], [b"1"], [])
 
 
 @pytest.mark.parametrize(
@@ -186,15 +185,6 @@ async def test_refused_copy_or_request_holds_no_place(clock, broker, foreign, se
         assert stack.places() == []
 
 
-async def test_copy_that_a_check_refuses_is_dropped(stack):
-    await change(stack, rest=REST, copy=COPY)
-    refusal = Refusal(Status.CAPACITY, "open")
-    check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
-    stack.term.processors.checks.deliveries += (check,)
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
-    assert (waiting(stack, None), answers(stack.broker), stack.has_queue("b")) == ([b"1"], [], False)
-
-
 async def test_leader_killed_before_a_copy_is_confirmed_loses_no_copy(clock, broker):
     async with managing(clock, broker, rest=REST, copy=COPY) as stack:
         hold(broker, ("publish", "pool-work-xchg_Pri4", False))
@@ -206,9 +196,6 @@ async def test_leader_killed_before_a_copy_is_confirmed_loses_no_copy(clock, bro
     async with managing(clock, broker) as stack:
         await clock.advance(1.0)
         assert waiting(stack, 4, "b") == [b"1"]
-
-
-# --- crash
 
 
 @pytest.mark.proves("controller/leader-dies-forwarded-request", "requests/channel-closes-soon-many")
@@ -244,9 +231,6 @@ async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_an
     await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
     found = headers_of(stack, 0, "b")
     assert found.items() >= message.items()
-
-
-# --- change
 
 
 async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(stack, broker):
@@ -381,9 +365,6 @@ async def test_idle_group_goes_with_all_its_queues(stack, broker):
     await delivery.ack()
     await stack.clock.advance(3600.0)
     assert [name for name in broker.queues if name.startswith("pool-req-")] == []
-
-
-# --- what is counted
 
 
 def counted(stack: Stack, outcome: str, route: str = "", priority: str = "") -> float | None:

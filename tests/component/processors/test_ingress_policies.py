@@ -63,7 +63,6 @@ async def test_group_made_by_a_route_has_its_own_policy(stack, broker):
         ("quotas", load_quotas('{"pool": {"messages_per_day": 1}}')),
         ("circuits", load_circuits("{}")),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_direct_pool_takes_no_document(direct, kind, document):
     with pytest.raises(PoolConflictError, match=r"pool\.kind"):

@@ -32,9 +32,6 @@ def stack(direct):
     return direct
 
 
-# --- forward
-
-
 def taking_at_most(monkeypatch: pytest.MonkeyPatch, held: int, each: int) -> Settings:
     """Settings of a leader that holds so many bytes at once, and expects so many of each request."""
     monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", held)
@@ -108,9 +105,6 @@ async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(
     assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
 
 
-# --- crashes
-
-
 @pytest.mark.proves("reference-defects/5-exclusive-queues-vanished", "reference-defects/15-confirms-prefetch-back")
 @pytest.mark.proves("controller/leader-dies-forwarded-request")
 @pytest.mark.parametrize(("done", "forwarded"), [(False, []), (True, [b"1"])], ids=["before", "after"])
@@ -131,9 +125,6 @@ async def test_crash_around_the_forward_leaves_the_orphan_to_the_next_leader(clo
     async with leading(clock, broker=broker) as stack:
         await clock.settle()
         assert (stack.waiting("a"), stack.orphans()) == ([*forwarded, b"1"], [])
-
-
-# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -214,9 +205,6 @@ async def test_stop_finishes_what_was_taken_and_leaves_the_rest(stack, broker):
     allowed.set()
     await asyncio.wait({stack.task})
     assert (stack.waiting("a"), stack.orphans(), stack.running("a")) == ([b"taken"], [b"late"], 1)
-
-
-# --- forwarding
 
 
 def forwarded(sent: Message, *, now_ms: int) -> Message:

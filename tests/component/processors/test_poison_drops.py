@@ -64,9 +64,6 @@ async def test_copy_that_cannot_be_sent_ends_nothing(stack, broker, drop):
     assert stack.orphans() == []
 
 
-# --- HTTP endpoints
-
-
 class Endpoint:
     """Answers every request with this, or raises it; and keeps what it has got."""
 

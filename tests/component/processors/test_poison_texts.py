@@ -32,9 +32,6 @@ def stack(direct):
     return direct
 
 
-# -- the leader's memory
-
-
 async def test_text_is_refused_for_its_time_and_the_oldest_make_room(clock):
     texts = PoisonTexts(clock, seconds=600)
     assert texts.note(A, "first")
@@ -78,9 +75,6 @@ async def test_text_that_blocks_is_refused_shortly_and_longer_when_it_blocks_aga
     assert not PoisonTexts(clock, seconds=0).note_blocked(A, "never")
 
 
-# -- the worker's memory
-
-
 async def test_worker_refuses_a_text_until_its_time_is_over(clock):
     request = Request("k", b"body", path="/sql")
     texts = RefusedTexts(clock, {text_fingerprint("/sql", b"body"): 10.0})
@@ -93,9 +87,6 @@ async def test_worker_refuses_a_text_until_its_time_is_over(clock):
     texts.add({str(number): 600.0 for number in range(MAX_TEXTS)})
     texts.add({text_fingerprint("/sql", b"body"): 600.0})
     assert texts.seconds_left(request) == 0.0, "there is no room"
-
-
-# -- the leader and its workers
 
 
 async def worker_dies(stack: Stack, clock: VirtualClock, **details: object) -> None:

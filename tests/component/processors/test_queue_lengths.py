@@ -59,9 +59,6 @@ def value(stack: Stack, name: str, **labels: str) -> float:
     return stack.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-# --- overflow
-
-
 @pytest.mark.parametrize("timeout", [0, 10])
 @pytest.mark.parametrize(
     ("overflow", "status"),
@@ -81,9 +78,6 @@ async def test_request_beyond_the_length_is_answered(stack, broker, timeout, ove
     message = broker.queues[REPLIES].ready[0].message
     if status == "ok":
         assert (message.headers["x-code"], [*json.loads(message.body)]) == (202, ["discarded"])
-
-
-# --- waiting
 
 
 async def test_request_takes_the_room_that_a_worker_makes_in_time(stack, broker):
@@ -153,21 +147,7 @@ async def test_request_behind_others_is_answered_when_it_expires(stack, broker):
     refused = {f"{number}": "queue-full" for number in (LIMIT, LIMIT + 1, LIMIT + 2, 102)}
     assert statuses(broker) == {"100": "expired", "101": "expired"} | refused
     assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(LIMIT)))
-    assert value(stack, "osrdyne_enqueue_waiting") == 0
-
-
-async def test_group_that_held_waiting_requests_may_end_once_they_are_answered(stack):
-    await limit(stack, EnqueueTimeout=60)
-    await ask(stack, *range(LIMIT))
-    await ask(stack, 100, expiration=5000)
-    await ask(stack, LIMIT)
-    await stack.clock.advance(30.0)
-    await cancel(stack, LIMIT)
-    assert statuses(stack.broker) == {"100": "expired", f"{LIMIT}": "cancelled"}
-    assert not stack.is_held(Key("a"))
-
-
-# --- cancel
+    assert (value(stack, "osrdyne_enqueue_waiting"), stack.is_held(Key("a"))) == (0, False), "the group may end"
 
 
 @pytest.mark.proves("managed/request-expires-cancelled-waits")
@@ -187,6 +167,7 @@ async def test_request_that_waits_for_room_is_cancelled(stack, broker, number):
     (other,) = {LIMIT, LIMIT + 1} - {number}
     assert statuses(broker) == {f"{number}": "cancelled", f"{other}": "queue-full"}
     assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(LIMIT)))
+    assert not stack.is_held(Key("a")), "the group may end"
 
 
 async def test_request_cancelled_while_its_queue_is_counted_is_not_published(stack, broker):
@@ -228,9 +209,6 @@ async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(sta
         assert (answers(broker), waiting(following, None)) == ([*first, *again], bodies(*range(LIMIT)))
 
 
-# --- at once
-
-
 async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_yet(stack):
     await change(stack, all=TO_B)
     await limit(stack, "b", EnqueueTimeout=0)
@@ -244,9 +222,6 @@ async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_y
     await stack.clock.advance(5.0)
     assert waiting(stack, None, "b") == bodies(*range(LIMIT))
     assert statuses(stack.broker) == {f"{number}": "queue-full" for number in range(LIMIT, TOTAL)}
-
-
-# --- levels
 
 
 async def test_requests_of_all_levels_count_and_the_least_urgent_goes_first(stack, clock):
@@ -266,9 +241,6 @@ async def test_copy_without_room_is_dropped_and_the_request_goes_on(stack, broke
     await stack.clock.advance(5.0)
     assert (waiting(stack, 4, "b"), answers(broker)) == (bodies(*range(LIMIT)), [])
     assert waiting(stack, None) == bodies(*range(LIMIT + 3))
-
-
-# --- taking out
 
 
 async def test_error_with_one_queue_repeats_nothing_of_another(stack, broker):
@@ -311,24 +283,17 @@ async def test_none_is_taken_out_while_the_length_is_not_known(stack, broker):
     assert (waiting(stack, None), answers(broker)) == (bodies(*range(1, LIMIT + 1)), [])
 
 
-# --- end
-
-
 @pytest.mark.proves("managed/leader-dies-stopped-requests")
-async def test_end_does_not_wait_for_room(clock, broker, monkeypatch):
+async def test_end_does_not_wait_for_room(stack, clock, broker, monkeypatch):
     monkeypatch.setattr(consumers, "DRAIN_TIMEOUT", 3600.0)
-    async with managing(clock, broker) as stack:
-        await limit(stack, EnqueueTimeout=60)
-        await ask(stack, *range(TOTAL))
-        await clock.advance(5.0)
-        stack.stop.requested.set()
-        async with asyncio.timeout(60):
-            await asyncio.wait({stack.task})
-        assert (stack.orphans(), answers(broker)) == (bodies(*range(LIMIT, TOTAL)), [])
-        assert (waiting(stack, None), value(stack, "osrdyne_enqueue_waiting")) == (bodies(*range(LIMIT)), 0)
-
-
-# --- crash
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(TOTAL))
+    await clock.advance(5.0)
+    stack.stop.requested.set()
+    async with asyncio.timeout(60):
+        await asyncio.wait({stack.task})
+    assert (stack.orphans(), answers(broker)) == (bodies(*range(LIMIT, TOTAL)), [])
+    assert (waiting(stack, None), value(stack, "osrdyne_enqueue_waiting")) == (bodies(*range(LIMIT)), 0)
 
 
 @pytest.mark.proves("managed/leader-dies-stopped-requests")
@@ -376,13 +341,12 @@ async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(st
 
 
 @pytest.mark.proves("managed/length-queue-cannot-counted")
-async def test_length_is_unknown_while_a_publish_is_not_confirmed(clock, broker, monkeypatch):
+async def test_length_is_unknown_while_a_publish_is_not_confirmed(stack, clock, broker, monkeypatch):
     monkeypatch.setattr(lengths, "COUNT_TIMEOUT", 0.01)
-    async with managing(clock, broker) as stack:
-        await limit(stack, EnqueueTimeout=5)
-        await ask(stack, *range(LIMIT - 1))
-        await clock.advance(1.0)
-        hold(broker, ("publish", "pool-work-xchg", True))
-        await ask(stack, LIMIT - 1, LIMIT)
-        await clock.advance(1.0)
-        assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])
+    await limit(stack, EnqueueTimeout=5)
+    await ask(stack, *range(LIMIT - 1))
+    await clock.advance(1.0)
+    hold(broker, ("publish", "pool-work-xchg", True))
+    await ask(stack, LIMIT - 1, LIMIT)
+    await clock.advance(1.0)
+    assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])

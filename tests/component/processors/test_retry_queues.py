@@ -83,9 +83,6 @@ def headers_of(stack: Stack, priority: int | None = None) -> dict[str, object]:
     return dict(stored.message.headers)
 
 
-# --- acceptance
-
-
 @pytest.mark.parametrize("routes", [{"urgent": URGENT}, {"rest": REST}, {}], ids=["retries", "no retries", "no routes"])
 async def test_terms_are_those_of_the_route_and_callers_cannot_set_them(clock, broker, routes):
     async with managing(clock, broker, **routes) as stack:
@@ -93,9 +90,6 @@ async def test_terms_are_those_of_the_route_and_callers_cannot_set_them(clock, b
         headers = headers_of(stack, 3 if "urgent" in routes else None)
         terms = {TERMS_HEADER: '{"codes":["5xx"],"max_attempts":3,"delays_ms":[1000,30000]}', CLASS_HEADER: "3"}
         assert {name: headers[name] for name in headers.keys() & OWN_HEADERS} == (terms if "urgent" in routes else {})
-
-
-# --- way back
 
 
 @pytest.mark.parametrize("priority", [None, 3])
@@ -145,15 +139,6 @@ async def test_unknown_priority_level_does_not_end_the_term(stack):
     assert (waiting(stack, 7), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
 
 
-async def test_request_whose_time_was_up_while_it_waited_is_answered(stack, broker):
-    """No worker takes it, so that RabbitMQ ends it at the head of its queue; the wait before that was no end."""
-    await send_and_fail(stack)
-    await time_out(stack)
-    broker.expire(stack.names.request_queue(A))
-    await stack.clock.settle()
-    assert answers(broker) == [("c", "expired")]
-
-
 @pytest.mark.proves("managed/request-kills-worker-later")
 async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack, broker):
     await send_and_fail(stack)
@@ -174,9 +159,6 @@ async def test_pool_that_becomes_a_direct_one_serves_what_waits(clock, broker):
         assert broker.route(NAMES.retried_exchange, "a", {CLASS_HEADER: "default"}) == [NAMES.orphan_queue]
         await time_out(stack)
         assert stack.waiting("a") == [b"1"]
-
-
-# --- queues
 
 
 async def test_new_delays_have_a_persisted_queue_when_the_change_is_reported(stack, broker):

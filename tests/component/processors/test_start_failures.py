@@ -147,28 +147,26 @@ async def refuse(stack: Stack, key: str = "a", **refusal: object) -> None:
 
 
 @pytest.mark.proves("workers/key-refused-start")
-async def test_key_that_its_application_refuses_is_answered_likewise(clock, broker):
-    async with leading(clock, broker=broker) as stack:
-        await ask(stack)
-        await refuse(stack)
-        await clock.advance(1.0)
-        (answer,) = answers(broker)
-        assert (statuses(broker), answer.message.headers["x-code"]) == (["error"], 404)
-        error = {"code": "no_text", "message": "There is no text for a.", "path": "", "folder": "/a"}
-        assert json.loads(answer.message.body)["error"] == error
-        assert stack.waiting("a") == []
+async def test_key_that_its_application_refuses_is_answered_likewise(direct, clock, broker):
+    await ask(direct)
+    await refuse(direct)
+    await clock.advance(1.0)
+    (answer,) = answers(broker)
+    assert (statuses(broker), answer.message.headers["x-code"]) == (["error"], 404)
+    error = {"code": "no_text", "message": "There is no text for a.", "path": "", "folder": "/a"}
+    assert json.loads(answer.message.body)["error"] == error
+    assert direct.waiting("a") == []
 
 
 @pytest.mark.parametrize(("code", "starts"), [(404, [1, 2]), (410, [1, 2]), (503, [2, 2])], ids=str)
-async def test_refused_key_starts_no_worker(clock, broker, code, starts):
+async def test_refused_key_starts_no_worker(direct, clock, code, starts):
     found = []
-    async with leading(clock, broker=broker) as stack:
-        await ask(stack)
-        await refuse(stack, code=code)
-        for seconds in (30.0, 40.0):
-            await clock.advance(seconds)
-            await ask(stack)
-            found.append(stack.driver.count("start"))
+    await ask(direct)
+    await refuse(direct, code=code)
+    for seconds in (30.0, 40.0):
+        await clock.advance(seconds)
+        await ask(direct)
+        found.append(direct.driver.count("start"))
     assert found == starts
 
 
@@ -189,29 +187,27 @@ async def test_end_of_the_group_does_not_forget_the_refusal(clock, broker):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["report-first", "end-first"])
-async def test_platform_that_restarts_workers_is_stopped(clock, broker, late):
+async def test_platform_that_restarts_workers_is_stopped(direct, clock, broker, late):
     """Kubernetes starts a worker that ends again. A report may also arrive after the end of its worker is known."""
-    async with leading(clock, broker=broker) as stack:
-        await ask(stack)
-        (worker,) = stack.driver.workers_of(A)
-        if late:
-            stack.driver.exit_instance(worker.instance.instance_id, 1)
-            await clock.settle()
-        await stack.report("a", Event.FAILED, str(worker.instance.worker_id), refusal=REFUSAL)
-        await clock.advance(5.0)
-        assert (statuses(broker), stack.driver.workers_of(A)) == (["error"], [])
+    await ask(direct)
+    (worker,) = direct.driver.workers_of(A)
+    if late:
+        direct.driver.exit_instance(worker.instance.instance_id, 1)
+        await clock.settle()
+    await direct.report("a", Event.FAILED, str(worker.instance.worker_id), refusal=REFUSAL)
+    await clock.advance(5.0)
+    assert (statuses(broker), direct.driver.workers_of(A)) == (["error"], [])
 
 
 @pytest.mark.parametrize("refusal", [{}, "404", {**REFUSAL, "code": 200}, {**REFUSAL, "code": "404"}], ids=str)
-async def test_malformed_refusal_is_a_failed_start(clock, broker, refusal):
-    async with leading(clock, broker=broker) as stack:
-        await ask(stack)
-        for _ in range(stack.settings.lifecycle.start_attempts):
-            (worker,) = stack.driver.workers_of(A)
-            await stack.report("a", Event.FAILED, str(worker.instance.worker_id), refusal=refusal)
-            stack.driver.exit_instance(worker.instance.instance_id, 1)
-            await clock.advance(5.0)
-        assert statuses(broker) == ["start-failed"]
+async def test_malformed_refusal_is_a_failed_start(direct, clock, broker, refusal):
+    await ask(direct)
+    for _ in range(direct.settings.lifecycle.start_attempts):
+        (worker,) = direct.driver.workers_of(A)
+        await direct.report("a", Event.FAILED, str(worker.instance.worker_id), refusal=refusal)
+        direct.driver.exit_instance(worker.instance.instance_id, 1)
+        await clock.advance(5.0)
+    assert statuses(broker) == ["start-failed"]
 
 
 @pytest.mark.proves("workers/key-exists-check")

@@ -2,13 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
+from test_worker_dispatch import FakeSessions
 from worker_bench import PATIENCE, environment
 from worker_bench import until_in_time as until
 
@@ -29,10 +28,11 @@ from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext
 
 
-class Sessions:
+class Sessions(FakeSessions):
     """Records what is built and closed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.closed: list[str] = []
         self.threads: list[str] = []
 
@@ -41,12 +41,6 @@ class Sessions:
 
     def build(self, context: Context) -> str:
         return f"session of {context.key}"
-
-    def request_session(self, session: str) -> str:
-        return session
-
-    def run_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
-        return function()
 
     def close(self, session: str) -> None:
         self.closed.append(session)

@@ -291,19 +291,12 @@ async def test_abandoned_run_frees_its_slot_while_its_handler_goes_on(bench):
     assert [status for status, _ in bench.answers().values()] == ["cancelled", "cancelled", "ok"]
 
 
+KINDS = st.sampled_from([*["ask"] * 4, "cancel", "expire", "late", "write", "turn", "go"])
+STEPS = st.lists(st.tuples(KINDS, st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=30)
+
+
 @settings(deadline=None, max_examples=60)
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["ask", "ask", "ask", "ask", "cancel", "expire", "late", "write", "turn", "go"]),
-            st.integers(0, 2),
-            st.integers(0, 2),
-            st.booleans(),
-        ),
-        max_size=30,
-    ),
-    concurrency=st.integers(1, 2),
-)
+@given(steps=STEPS, concurrency=st.integers(1, 2))
 def test_results_equal_those_of_one_by_one(steps, concurrency):
     """Whatever is asked, written, cancelled and expires in whatever order: each request gets exactly one answer, the
     one that it would get alone, from data that is not older than it demands."""

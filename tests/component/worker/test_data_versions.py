@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_worker_dispatch import FakeSessions
 from worker_bench import REPLIES, Bench, Reloads, bench_fixture, serving, status_of, until
 
 from osrdyne.aio.clock import now_ms
@@ -352,17 +353,11 @@ async def test_reload_that_does_not_end_ends_the_worker():
         assert bench.processor.data.has(None), "others are served until then"
 
 
+ASK, TURN = st.tuples(st.just("ask"), st.integers(0, 3)), st.tuples(st.just("turn"), st.integers(1, 3))
+
+
 @settings(deadline=None, max_examples=50)
-@given(
-    st.lists(
-        st.one_of(
-            st.sampled_from([("publish", 0), ("fail", 0)]),
-            st.tuples(st.just("ask"), st.integers(0, 3)),
-            st.tuples(st.just("turn"), st.integers(1, 3)),
-        ),
-        max_size=30,
-    )
-)
+@given(st.lists(st.one_of(st.sampled_from([("publish", 0), ("fail", 0)]), ASK, TURN), max_size=30))
 def test_no_answer_is_older_than_its_version(steps):
     """A publisher publishes version n and then asks for it, in any order with reloads that succeed or fail."""
 
@@ -413,20 +408,15 @@ def test_second_hook_of_a_kind_is_refused():
             register(lambda context: None)
 
 
-class RecordedGroups:
+class RecordedGroups(FakeSessions):
     """A session factory that records the groups of loads. `shares_heap`: as that of a key of a pooled process."""
 
     run_in_group = None  # a load is no request
 
     def __init__(self, *, shares_heap: bool) -> None:
+        super().__init__()
         self.shares_heap = shares_heap
         self.loads: list[str] = []
-
-    def build(self, context: Context) -> str:
-        return "session"
-
-    def request_session(self, session: str) -> str:
-        return session
 
     def load_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
         self.loads.append(group_id)

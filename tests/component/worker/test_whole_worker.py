@@ -5,17 +5,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from worker_bench import PATIENCE, environment, until_in_time
+from worker_bench import PATIENCE, environment, reports_in, until_in_time
 
 from osrdyne.amqp import ConnectionOptions, Message
-from osrdyne.protocol.activity import (
-    COMPLETED_PROBE_HEADER,
-    EMPTY_PROBE_FIELD,
-    MAX_OUTCOMES,
-    ActivityReport,
-    Event,
-    report_from_wire,
-)
+from osrdyne.protocol.activity import COMPLETED_PROBE_HEADER, EMPTY_PROBE_FIELD, MAX_OUTCOMES, ActivityReport, Event
 from osrdyne.protocol.control import Command, ControlMessage, Generation
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.testing.clock import VirtualClock
@@ -44,12 +37,6 @@ def broker(clock):
     broker.declare_exchange(NAMES.activity_exchange, "fanout", {})
     broker.bind(REPORTS, NAMES.activity_exchange, "")
     return broker
-
-
-def reports_in(broker: FakeBroker) -> list[ActivityReport]:
-    stored = [(one.routing_key, one.message) for one in broker.look_up(REPORTS).ready]
-    found = [report_from_wire(routing_key=key, headers=one.headers, body=one.body) for key, one in stored]
-    return [one for one in found if one is not None]
 
 
 class Bench:
@@ -87,7 +74,7 @@ class Bench:
     async def reported(self, condition: Callable[[ActivityReport], bool], times: int = 1) -> list[ActivityReport]:
         """The reports for which the condition holds, once there are so many."""
         async with asyncio.timeout(PATIENCE):
-            while len(found := [one for one in reports_in(self.broker) if condition(one)]) < times:
+            while len(found := [one for one in reports_in(self.broker, REPORTS) if condition(one)]) < times:
                 await self.clock.advance(0.1)
                 await asyncio.sleep(0.001)  # handlers run in threads, for which no virtual time passes
         return found
@@ -195,7 +182,7 @@ async def test_report_that_can_name_no_more_requests_is_sent_before_it_is_due(br
             reporter.received()
             reporter.completed(Completion("ok", "/p", False), duration_ms=1, request=str(number))
         await clock.settle()
-        return [one.details["count"] for one in reports_in(broker) if one.event is Event.REQUEST_COMPLETED]
+        return [one.details["count"] for one in reports_in(broker, REPORTS) if one.event is Event.REQUEST_COMPLETED]
 
     assert await complete(1) == [1]
     assert await complete(MAX_OUTCOMES - 1) == [1], "it is not due"

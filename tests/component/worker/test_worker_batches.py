@@ -207,15 +207,6 @@ async def test_one_request_of_a_batch_is_retried_and_the_others_are_answered(ben
     assert [one.message.correlation_id for one in bench.broker.look_up(WAIT).ready] == ["busy"]
 
 
-async def test_priority_levels_are_not_mixed_and_the_higher_one_is_first(bench):
-    await bench.hold_slot()
-    for number in range(4):
-        await bench.take("/batch", correlation_id=f"{'low' if number % 2 else 'high'} {number}", priority=number % 2)
-    await bench.finish()
-    assert bench.sizes == [2, 2]
-    assert [name_of(call) for call in bench.calls[1:]] == ["high 0", "high 2", "low 1", "low 3"]
-
-
 async def test_waiting_requests_of_a_batch_are_requeued_and_running_ones_finish(bench):
     await bench.take_all("/patient", "a", "b", "c")
     await bench.running.wait()

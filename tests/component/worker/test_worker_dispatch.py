@@ -14,11 +14,11 @@ from worker_bench import Bench
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
-from osrdyne_worker import App, Call, Context
+from osrdyne_worker import App, Call, Context, SessionFactory
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 
 
-class FakeSessions:
+class FakeSessions(SessionFactory):
     """Sessions whose groups end when they are cancelled."""
 
     def __init__(self) -> None:
@@ -46,21 +46,10 @@ class FakeSessions:
     def request_session(self, session: str) -> str:
         return session
 
-    def refusal(self, error: Exception) -> None:
-        return None
-
-    def rows(self, value: Any, *, limit: int) -> None:
-        return None
-
-    def stray_tasks(self, session: str) -> Mapping[str, int]:
-        return {}
-
     def is_alive(self, session: str) -> bool:
         if isinstance(self.alive, Exception):
             raise self.alive
         return self.alive
-
-    def close(self, session: str) -> None: ...
 
 
 class LostSession(Bench):

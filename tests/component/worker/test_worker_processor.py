@@ -85,12 +85,7 @@ async def test_reply_is_in_its_queue_before_the_request_is_acknowledged(bench):
     assert [c.name for c in bench.broker.commands if c.name in {"publish", "ack"}][-1:] == ["ack"]
 
 
-@pytest.mark.parametrize(
-    ("bench", "length"),
-    [(DirectBench, None), (AnswersBench, 200)],
-    indirect=["bench"],
-    ids=["direct pool", "managed pool"],
-)
+@pytest.mark.parametrize(("bench", "length"), [(DirectBench, None), (AnswersBench, 200)], indirect=["bench"])
 async def test_long_name_of_a_route_makes_no_long_report(bench, length):
     """In a direct pool it is the caller's word. A report that is too large would end the worker."""
     bench.go.set()
@@ -224,21 +219,14 @@ async def test_failed_report_does_not_settle_the_request_again(bench, monkeypatc
     assert not bench.channel.is_closed
 
 
-@pytest.mark.parametrize(
-    ("path", "replaced"),
-    [
-        ("/odd_headers", True),
-        ("/large_headers", True),
-        ("/refuse_at_length", False),
-        ("/half_a_character", False),
-        ("/" + "nowhere" * 15_000, False),
-    ],
-    ids=["odd headers", "large headers", "long refusal", "half a character", "long path"],
-)
-async def test_only_headers_that_amqp_cannot_carry_replace_answers(bench, path, replaced):
+ODD = ["/odd_headers", "/large_headers", "/refuse_at_length", "/half_a_character", "/" + "nowhere" * 15_000]
+
+
+@pytest.mark.parametrize("path", ODD, ids=lambda path: path[:20])
+async def test_only_headers_that_amqp_cannot_carry_replace_answers(bench, path):
     await bench.run(path)
     assert (bench.statuses(), bench.unfinished()) == (["error"], 0)
-    assert ("headers of the answer" in bench.bodies()["c"]) == replaced
+    assert ("headers of the answer" in bench.bodies()["c"]) == path.endswith("_headers")
 
 
 async def test_progress_with_headers_that_are_too_large_is_not_the_last_answer(bench):

@@ -1,6 +1,7 @@
 """Failed requests that are tried again, in the worker: into the wait queue with a confirm, and what a crash leaves."""
 
 import pytest
+from broker_steps import refuse
 from worker_bench import QUEUE, REPLIES, RETRIES, WAIT, Bench, bench_fixture
 
 from osrdyne.amqp import Message
@@ -87,11 +88,7 @@ async def test_request_that_nothing_takes_is_answered(bench, missing):
 
 @pytest.mark.proves("managed/queue-delay-retry-exchange")
 async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alone(bench):
-    async def hook(command):
-        if command.name == "publish" and command.target == RETRIES and command.done:
-            raise BrokerSilentError("No confirm came.")
-
-    bench.broker.hook = hook
+    refuse(bench.broker, BrokerSilentError("No confirm came."), ("publish", RETRIES, True))
     await bench.fail()
     assert (bench.statuses(), bench.broker_connection.is_closed) == (["error"], False)
 

@@ -1,6 +1,7 @@
 """The running requests in a worker's reports, by which its death is attributed."""
 
 import asyncio
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +12,6 @@ from osrdyne.protocol.activity import (
     ALONE_FIELD,
     MAX_NAMED_REQUESTS,
     REQUESTS_FIELD,
-    ActivityReport,
     Event,
     fingerprint,
     named_requests,
@@ -46,7 +46,7 @@ def sent(path: str) -> str:
     return fingerprint(key=QUEUE, path=path, correlation_id="c", reply_to=REPLIES, message_id=None, body=b"")
 
 
-def named(reports: list[ActivityReport]) -> list[tuple[Event, tuple[str, ...]]]:
+def named(reports: list[Any]) -> list[tuple[Event, tuple[str, ...]]]:
     return [(one.event, named_requests(one.details.get(REQUESTS_FIELD))) for one in reports]
 
 
@@ -78,7 +78,7 @@ async def test_redelivered_request_is_named_before_its_handler_begins(bench, rep
     assert (Event.BUSY, (sent("/wait"),)) in at_start
 
 
-def alone(reports: list[ActivityReport]) -> object:
+def alone(reports: list[Any]) -> object:
     """The suspect that runs alone, in the last report."""
     return reports[-1].details.get(ALONE_FIELD)
 

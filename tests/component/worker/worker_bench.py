@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -242,12 +243,7 @@ class Bench:
         sending = asyncio.create_task(self.reporter.send(self.connection))
         await self.clock.settle()
 
-        def read() -> list[ActivityReport]:
-            stored = [one.message for one in self.broker.look_up(ACTIVITY).ready]
-            found = [report_from_wire(routing_key="k", headers=one.headers, body=one.body) for one in stored]
-            return [one for one in found if one is not None]
-
-        yield read
+        yield lambda: reports_in(self.broker, ACTIVITY)
         sending.cancel()
         await asyncio.wait({sending})
 
@@ -295,6 +291,12 @@ def environment(worker_id: str = "w", key: str = "k", **changes: Any) -> WorkerE
     return worker_environment(worker_id, key, **{**plain, **changes})
 
 
+def reports_in(broker: FakeBroker, queue: str) -> list[ActivityReport]:
+    stored = [(one.routing_key, one.message) for one in broker.look_up(queue).ready]
+    found = [report_from_wire(routing_key=key, headers=one.headers, body=one.body) for key, one in stored]
+    return [one for one in found if one is not None]
+
+
 def status_of(message: Message) -> str:
     return bytes(message.headers["x-status"]).decode()  # type: ignore[call-overload,no-any-return]
 
@@ -322,14 +324,11 @@ def bench_fixture(kind: type[Bench], **settings: Any) -> Any:
     return bench
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], *, pause: float = 0.0) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause)
 
 
-async def until_in_time(condition: Callable[[], object]) -> None:
-    """As `until`, for a condition that real time brings about: deadlines are timers of the event loop."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.001)
+until_in_time = partial(until, pause=0.001)
+"""As `until`, for a condition that real time brings about: deadlines are timers of the event loop."""

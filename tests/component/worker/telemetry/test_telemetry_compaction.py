@@ -8,7 +8,21 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_telemetry import committed, compact, events, hour, ingest, merge, next_of, on_disk, stored, worker_of, write
+from stored_telemetry import (
+    HOUR,
+    MINUTES,
+    committed,
+    compact,
+    events,
+    hour,
+    ingest,
+    merge,
+    next_of,
+    on_disk,
+    stored,
+    worker_of,
+    write,
+)
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
@@ -17,9 +31,6 @@ from osrdyne_worker.pipelines import ingest as pipeline
 from osrdyne_worker.pipelines.telemetry.compaction import SORTED_BY, commit_compaction, compact_within, plan_compaction
 from osrdyne_worker.pipelines.telemetry.ranges import store
 from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, Table, TableDamagedError
-
-MINUTES = 60_000
-HOUR = 60 * MINUTES
 
 
 @pytest.fixture
@@ -49,13 +60,7 @@ def test_closed_hours_have_one_sorted_file_each(table):
 
 @pytest.mark.parametrize(
     ("budget", "seconds", "hours", "left"),
-    [
-        (math.inf, 60.0, [1, 4, 4, 1], 0),
-        (100.0, 30.0, [1, 2], 7),  # 30 + 60 of 100 seconds
-        (100.0, 60.0, [1], 9),
-        (0.0, 0.1, [1], 9),
-        (100.0, 0.0, [1, 4, 4, 1], 0),
-    ],
+    [(math.inf, 60, [1, 4, 4, 1], 0), (100, 30, [1, 2], 7), (100, 60, [1], 9), (0, 1, [1], 9), (9, 0, [1, 4, 4, 1], 0)],
 )
 @pytest.mark.proves("telemetry-tables/merging-all-closed-hours")
 def test_compaction_of_an_ingest_ends_before_its_time_is_over(budget, seconds, hours, left):
@@ -128,20 +133,13 @@ def test_lost_rows_are_an_error_and_change_nothing(table):
     assert on_disk(table) == committed(table)
 
 
-@pytest.mark.parametrize(
-    ("handler", "asked"),
-    [
-        (pipeline.ingest, pipeline.IngestRequest()),
-        (pipeline.replay, pipeline.ReplayRequest()),
-        (pipeline.compact, pipeline.CompactRequest()),
-    ],
-)
+@pytest.mark.parametrize("path", ["ingest", "replay", "compact"])
 @pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
-def test_request_during_another_one_of_the_partition_is_refused(table, handler, asked):
+def test_request_during_another_one_of_the_partition_is_refused(table, path):
     worker = worker_of(table)
     call = Call(Context(key=Key("cold/0"), state=worker), Request(key="cold/0", body=b""))
     with worker.busy, pytest.raises(RequestError) as refusal:
-        handler(call, asked)
+        getattr(pipeline, path)(call, getattr(pipeline, f"{path.title()}Request")())
     assert (refusal.value.code, refusal.value.error_code) == (409, "ingest_conflict")
 
 

@@ -18,10 +18,6 @@ def version(table: Table, number: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def kinds(table: Table, number: int) -> list[str]:
-    return [next(iter(action)) for action in version(table, number)]
-
-
 def test_each_commit_is_published_once(table):
     log = DeltaLog(table)
     assert log.publish() == -1
@@ -29,7 +25,8 @@ def test_each_commit_is_published_once(table):
         ingest(table, end=end, step=HOUR)
         assert log.publish() == DeltaLog(table).publish() == end // 2 - 1
     assert delta_files(table) == live_files(table)
-    assert kinds(table, 0) == ["commitInfo", "protocol", "metaData", "add", "add", "txn"]
+    kinds = [next(iter(action)) for action in version(table, 0)]
+    assert kinds == ["commitInfo", "protocol", "metaData", "add", "add", "txn"]
     assert version(table, 1)[-1]["txn"] | {"lastUpdated": 0} == {"appId": "osrdyne-0", "version": 2, "lastUpdated": 0}
     file = version(table, 1)[1]["add"]
     assert (file["partitionValues"], file["dataChange"]) == ({"date": "2026-11-22", "hour": "12"}, True)
@@ -46,16 +43,9 @@ def test_compaction_changes_no_rows_and_has_a_version_of_its_own(table):
     table.expire(0, hour(2))
     assert log.publish() == 3
     assert delta_files(table) == live_files(table)
-    changes = [
-        {
-            change["dataChange"]
-            for action in version(table, number)
-            for change in action.values()
-            if "dataChange" in change
-        }
-        for number in range(4)
-    ]
-    assert changes == [{True}, {True}, {False}, {True}]
+    for number, changes in enumerate([True, True, False, True]):
+        actions = [change for action in version(table, number) for change in action.values()]
+        assert {one["dataChange"] for one in actions if "dataChange" in one} == {changes}
 
 
 def test_table_without_a_delta_log_is_published_whole(table):

@@ -12,14 +12,7 @@ from stored_telemetry import HOUR, START, commit_file, events, ingest, next_of, 
 from osrdyne_worker.pipelines.ingest import make_room, remove_old_events
 from osrdyne_worker.pipelines.telemetry.live_files import DataFile
 from osrdyne_worker.pipelines.telemetry.ranges import store
-from osrdyne_worker.pipelines.telemetry.storage_limits import (
-    StorageLimit,
-    StorageLimitError,
-    Usage,
-    check_limit,
-    purge,
-    usage_of,
-)
+from osrdyne_worker.pipelines.telemetry.storage_limits import StorageLimitError, Usage, check_limit, purge, usage_of
 from osrdyne_worker.pipelines.telemetry.table import Commit, CommitConflictError, Table
 
 DAY = 86_400
@@ -42,7 +35,7 @@ def days(tmp_path):
     return table
 
 
-def limit(**settings: Any) -> StorageLimit:
+def limit(**settings: Any) -> Any:
     return worker_of(Table(Path("/cold")), **settings).config.tables["cold"].storage_limit
 
 
@@ -108,9 +101,6 @@ def test_paused_table_stores_nothing_until_it_is_below_its_limit(table):
     check_limit(table, limit())
     with pytest.raises(StorageLimitError, match="100 rows and 10 bytes"):
         check_limit(table, limit(max_rows=100, max_bytes=10))
-
-
-# -- retention ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kept", "first"), [(None, 0), (2, 1), (1, 2)])

@@ -23,14 +23,7 @@ from osrdyne_sources.rabbit_stream.rows import to_batch
 from osrdyne_worker.pipelines.telemetry import table as tables
 from osrdyne_worker.pipelines.telemetry.data_files import MAX_OPEN, WriteRange
 from osrdyne_worker.pipelines.telemetry.ranges import Range, next_range, store
-from osrdyne_worker.pipelines.telemetry.table import (
-    KEEP_REMOVED,
-    Commit,
-    CommitConflictError,
-    StorageError,
-    Table,
-    TableDamagedError,
-)
+from osrdyne_worker.pipelines.telemetry.table import Commit, CommitConflictError, StorageError, Table, TableDamagedError
 
 
 def test_ingests_continue_where_the_last_commit_ends(table):
@@ -162,7 +155,7 @@ def test_expired_hours_leave_the_table_and_later_the_disk(table, monkeypatch):
     assert second is not None
     assert stored(table) == events(3, 8)
     assert on_disk(table) >= before
-    monkeypatch.setattr(time, "time", lambda: removal.at + KEEP_REMOVED + 0.001)
+    monkeypatch.setattr(time, "time", lambda: removal.at + tables.KEEP_REMOVED + 0.001)
     table.delete_removed(0)
     gone = {str(table.directory / path) for path in removal.removed}
     assert before - on_disk(table) - {str(table.directory / path) for path in second.removed} == gone
