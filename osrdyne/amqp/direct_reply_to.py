@@ -294,8 +294,8 @@ async def publish_reply(
     """Publish a reply to any address with `publish`, and again while its queue is full. For controller and workers.
 
     With `until` (monotonic seconds) it is tried until then, also while the user may not publish; without, a few times.
-    `on_wait` is called once, when the few attempts have failed. Raises what `publish` raises: the last of these errors,
-    or any other error at once.
+    `on_wait` is called once, when the few attempts have failed; an error of it ends the attempts. Raises what `publish`
+    raises: the last of these errors, or any other error at once.
     """
     attempt = 0
     while True:

@@ -13,7 +13,7 @@ import typer
 
 from osrdyne.api.unix_socket import find_socket
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE, LoadedSettings, load_settings
-from osrdyne.config.models import ApiSettings
+from osrdyne.config.models import ApiSettings, Settings
 from osrdyne.config.types import parse_duration
 from osrdyne.dev.announcement import find_announcement
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER
@@ -104,9 +104,13 @@ def daemon_address(api: str | None, config: str | None) -> tuple[str, str | None
     if api is not None:
         is_https = api.partition("://")[0].lower() == "https"
         return api, load(config, None, client=True).settings.api.tls.ca_file if is_https else None
+    return local_address(load(config, None, client=True).settings)
+
+
+def local_address(settings: Settings) -> tuple[str, str | None]:
+    """The same for a daemon with these settings on this host."""
     from osrdyne.client.daemon_api import UNIX
 
-    settings = load(config, None, client=True).settings
     socket = find_socket(settings)
     return api_url(settings.api) if socket is None else f"{UNIX}{socket}", settings.api.tls.ca_file
 

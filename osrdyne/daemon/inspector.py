@@ -170,10 +170,11 @@ class DaemonInspector:
             reason = f"{len(left)} keys have the delivery limit of the pool: at most {MAX_POLICIES} can have their own"
             found.append(ComponentView("delivery limits", False, reason, fatal=False))
         if self._state.term is not None:
-            routing = self._state.term.routing
+            routing, replier = self._state.term.routing, self._state.term.processors.replier
+            findings = routing.topology.finding(), routing.log.finding(), routing.log_inspector.finding()
             found += [
                 ComponentView(finding.subject, finding.ok, finding.message, fatal=finding.fatal)
-                for finding in (routing.topology.finding(), routing.log.finding(), routing.log_inspector.finding())
+                for finding in (*findings, replier.finding())
                 if finding is not None
             ]
         return sorted(found, key=lambda component: component.name)

@@ -210,6 +210,7 @@ class Processors:
     """The consumers of the controller's queues, and the components that answer requests from other queues."""
 
     consumers: ControllerConsumers
+    replier: Replier
     checks: IngressChecks
     forwarder: Forwarder
     poison: PoisonInventory
@@ -739,6 +740,7 @@ def wire_processors(
         sweeper=sweeper,
         clock=context.clock,
         proofs=session.proofs(),
+        on_finish=replier.finish,
     )
     poison = PoisonInventory(
         context, publisher=publisher, open_channel=session.channel, forgeries=forgeries, user=session.token.user
@@ -765,6 +767,7 @@ def wire_processors(
     )
     return Processors(
         consumers=consumers,
+        replier=replier,
         checks=checks,
         forwarder=forwarder,
         poison=poison,

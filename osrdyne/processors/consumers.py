@@ -16,7 +16,13 @@ from typing import Any, Self
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.broker.publishing.proofs import Proofs
-from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerError,
+    BrokerSilentError,
+    BrokerUnavailableError,
+    PublishRefusedError,
+)
 from osrdyne.logs import Logger, get_logger
 from osrdyne.processors.expiry.sweeper import ExpirySweeper
 
@@ -54,7 +60,9 @@ class ControllerConsumers:
         sweeper: ExpirySweeper | None = None,
         clock: Clock,
         proofs: Proofs,
+        on_finish: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_finish` is called at an orderly end, when no further message arrives."""
         self._processors = processors
         self._open_channel = open_channel
         self._sweeper = sweeper
@@ -63,6 +71,7 @@ class ControllerConsumers:
         self._proving: list[asyncio.Task[None]] = []
         self._clock = clock
         self._proofs = proofs
+        self._on_finish = on_finish
         self._log: Logger = get_logger("consumers")
 
     async def start_early(self, group: asyncio.TaskGroup, queue: str) -> None:
@@ -101,8 +110,10 @@ class ControllerConsumers:
                 continue  # messages come, or must not come now
             try:
                 await self._proofs.publish(consumer.queue)
-            except (PublishRefusedError, BrokerSilentError):
-                continue  # a missing queue is a matter of the topology watch; one without a leader delivers nothing
+            except (PublishRefusedError, BrokerSilentError, BrokerAccessError):
+                # A missing queue is a matter of the topology watch; one without a leader delivers nothing; and without
+                # permission for the default exchange nothing is proven.
+                continue
             until = self._clock.monotonic() + self._proofs.patience
             while consumer.received == received and consumer.has_room:
                 if self._clock.monotonic() >= until:
@@ -119,6 +130,7 @@ class ControllerConsumers:
             # Cancelled and not closed: messages that were taken can still be acknowledged. A closed channel would
             # return all of them.
             await running.channel.cancel(running.consumer)
+        self._on_finish()
         if self._sweeper is not None:
             # After the cancels: no further orphan arrives that a sweep would have to hold back.
             self._sweeper.finish()

@@ -1,20 +1,45 @@
 """The controller's own answers: published to the client's reply queue with a confirm, before the request is
-acknowledged."""
+acknowledged.
+
+An answer that its reply queue does not take, because it is full or the daemon may not publish to it, is tried until the
+deadline of its request. The request stays unacknowledged meanwhile, and others are answered.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from functools import partial
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
 from osrdyne.amqp.direct_reply_to import publish_reply
-from osrdyne.errors import BrokerSilentError, PublishRefusedError
+from osrdyne.errors import BrokerAccessError, BrokerSilentError, PublishRefusedError, QueueFullError
+from osrdyne.findings import Finding
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
 from osrdyne.protocol.statuses import Status
+
+UNTIL_NO_DEADLINE = 600.0  # Seconds for which the answer to a request without a deadline is tried, as by workers.
+AT_LEAST = 2.1  # Seconds for which every answer is tried: a caller that reads its queue has made room by then.
+MAX_WAITING = 1000  # Each holds its request in memory. Answers beyond it are dropped after `AT_LEAST`.
+MAX_WAITING_OF_QUEUE = 200  # The same for one full reply queue: a client must not take the places of the others.
+COMPONENT = "answers"
+FULL, NO_PERMISSION = "full reply queues", "no permission for the default exchange"
+
+
+@dataclass(slots=True)
+class _Wait:
+    """An answer that waits. `reason`: why its queue did not take it last. `aside`: in a task of its own."""
+
+    address: str
+    reason: str
+    aside: bool
 
 
 class Replier:
@@ -25,6 +50,7 @@ class Replier:
         self._publisher = publisher
         self._forgeries = forgeries
         self._reference_statuses = context.settings.requests.statuses == "reference"
+        self._waiting: dict[asyncio.Task[object], _Wait] = {}
         self._log: Logger = get_logger("replies", pool=context.names.pool)
 
     async def answer(
@@ -37,11 +63,16 @@ class Replier:
         code: int | None = None,
         facts: dict[str, object] | None = None,
         subject: str | None = None,
+        set_aside: Callable[[], None] | None = None,
     ) -> None:
         """Answer a request; one without `reply-to` gets no answer.
 
-        Returns when RabbitMQ has confirmed the answer, or when no queue can take it (the reply queue is gone, is still
-        full after a few attempts, or has no leader). That is counted, and the caller may acknowledge the request.
+        Returns when RabbitMQ has confirmed the answer, or when no queue can take it (the reply queue is gone, has no
+        leader, or is full for too long). That is counted, and the caller may acknowledge the request.
+        `set_aside`: called when the answer will be tried until the deadline of the request, so that the caller goes on
+        with others. The task must then be one of this answer alone: it is cancelled at the end of the term. Without it
+        the answer is tried for `AT_LEAST` seconds, and longer only without permission: no other answer can go first
+        then.
         `code`: None for that of the status. `subject`: the member of the body that has the answer; by default
         `discarded` for the status ok, else `error`.
         """
@@ -67,11 +98,62 @@ class Replier:
             content_type=response.content_type,
         )
         try:
-            # Never mandatory: RabbitMQ 3.10 returns replies to direct reply-to although it delivers them (broker:
-            # replies-are-never-mandatory).
-            await publish_reply(
-                partial(self._publisher.publish, message, exchange="", routing_key=request.reply_to), clock=self._clock
-            )
-        except (PublishRefusedError, BrokerSilentError) as error:
+            await self._publish(message, request, set_aside)
+        except (PublishRefusedError, BrokerSilentError, BrokerAccessError) as error:
             self._metrics.replies_failed.inc()
             self._log.warning("answer not delivered", key=request.key, status=str(status), error=str(error))
+
+    async def _publish(self, message: Message, request: Request, set_aside: Callable[[], None] | None) -> None:
+        address, task = request.reply_to or "", asyncio.current_task()
+        assert task is not None
+
+        async def publish() -> None:
+            try:
+                # Never mandatory: RabbitMQ 3.10 returns replies to direct reply-to although it delivers them (broker:
+                # replies-are-never-mandatory).
+                await self._publisher.publish(message, exchange="", routing_key=address)
+            except (QueueFullError, BrokerAccessError) as error:
+                reason = FULL if isinstance(error, QueueFullError) else NO_PERMISSION
+                if (waiting := self._waiting.get(task)) is not None:
+                    waiting.reason = reason
+                elif (set_aside is not None or reason is NO_PERMISSION) and self._has_room(address, reason):
+                    # Crash from here on: the request returns to its queue, and the next leader answers it.
+                    self._waiting[task] = _Wait(address, reason, aside=set_aside is not None)
+                    if set_aside is not None:
+                        set_aside()
+                raise
+
+        def check() -> None:
+            if task not in self._waiting:
+                raise PublishRefusedError("The answer was refused, and no further one may wait until its deadline.")
+            self._log.warning("answer refused, it is tried until the deadline", key=request.key)
+
+        try:
+            until = self._clock.monotonic() + max(AT_LEAST, self._seconds_left(request))
+            await publish_reply(publish, clock=self._clock, until=until, on_wait=check)
+        finally:
+            self._waiting.pop(task, None)
+
+    def _seconds_left(self, request: Request) -> float:
+        if request.deadline_ms is None:
+            return UNTIL_NO_DEADLINE
+        return min(UNTIL_NO_DEADLINE, (request.deadline_ms - now_ms(self._clock)) / 1000)
+
+    def _has_room(self, address: str, reason: str) -> bool:
+        of_queue = sum(other.address == address for other in self._waiting.values())
+        return len(self._waiting) < MAX_WAITING and (reason is not FULL or of_queue < MAX_WAITING_OF_QUEUE)
+
+    def finding(self) -> Finding | None:
+        """The finding for `status` and `doctor`: how many answers wait, and why. None if none does."""
+        if not self._waiting:
+            return None
+        reasons = Counter(waiting.reason for waiting in self._waiting.values())
+        counts = ", ".join(f"{count} for {reason}" for reason, count in sorted(reasons.items()))
+        return Finding(COMPONENT, False, f"answers of the controller wait until their deadline: {counts}", fatal=False)
+
+    def finish(self) -> None:
+        """Give up the answers that wait, because the term ends: RabbitMQ returns their requests to their queues, and
+        the next leader answers them."""
+        for task, waiting in self._waiting.items():
+            if waiting.aside:
+                task.cancel()

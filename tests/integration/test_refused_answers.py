@@ -8,13 +8,18 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
+from broker_api import until
+from pydantic import SecretStr
+from test_term import daemon_of, settings_of
 from worker_process import PATIENCE, Stage, stage
 
 from osrdyne.amqp import Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
+from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.protocol.names import QueueName
+from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.protocol.statuses import decode_text
 
 pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 
@@ -60,6 +65,28 @@ async def test_answer_waits_for_the_permission_to_publish_it(
             found = [(await answers.get()).properties.correlation_id for _ in range(10)]
         assert sorted(found) == [str(number) for number in range(10)]
         assert not [line for line in worker.lines if "no connection to RabbitMQ" in line]
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_leader_without_permission_keeps_its_term_and_its_answers(
+    broker: EmbeddedBroker, broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, user: str
+) -> None:
+    """Shown by `status`. Answers to direct reply-to and to a queue are sent when the user may publish again."""
+    await management.put_permissions(user, Permissions(".*", ".*", ".*"))
+    limited = broker_settings.model_copy(update={"uri": SecretStr(uri_of(broker, user))})
+    async with daemon_of(settings_of(limited, pool_id)) as running, stage(broker.amqp_uri, f"{pool_id}-x") as scene:
+        term, replies = await running.leads(), QueueName(f"{pool_id}-callers")
+        await scene.channel.declare_queue(replies, exclusive=True)
+        await management.put_permissions(user, Permissions(".*", NOT_THE_DEFAULT_EXCHANGE, ".*"))
+        refused = Message(b"1", headers={"x-no-activate": True}, reply_to=replies)
+        for key in ("a", "a", "b"):
+            await scene.channel.publish(refused, exchange=PoolNames(pool_id).requests_exchange, routing_key=key)
+        await until(lambda: (finding := running.term.processors.replier.finding()) and "3 for" in finding.message)
+        await management.put_permissions(user, Permissions(".*", ".*", ".*"))
+        async with asyncio.timeout(PATIENCE):
+            answers = await scene.channel.consume(replies, no_ack=True)
+            found = [decode_text((await answers.get()).headers["x-status"]) for _ in range(3)]
+        assert (found, await running.leads()) == (["not-running"] * 3, term)
 
 
 @pytest.mark.proves("requests/reply-queue-full")

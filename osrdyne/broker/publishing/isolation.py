@@ -23,7 +23,13 @@ from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Connection
 from osrdyne.amqp.direct_reply_to import GuardedChannel
-from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, MessageTooLargeError, PublishRefusedError
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerSilentError,
+    BrokerUnavailableError,
+    MessageTooLargeError,
+    PublishRefusedError,
+)
 
 Send = Callable[[Channel | GuardedChannel], Awaitable[None]]
 MAX_UNCONFIRMED = 24  # Messages for one destination on the shared channel; RabbitMQ's limit is 32 by default.
@@ -82,7 +88,7 @@ class Destinations:
             except BrokerSilentError:
                 destination.fell_silent(silences)
                 raise  # nothing was sent; the caller retries as after a missing confirm
-        is_done = False
+        is_done = is_refused = False
         try:
             await send(channel)
             destination.confirmed_at = self._clock.monotonic()
@@ -90,12 +96,18 @@ class Destinations:
         except (PublishRefusedError, MessageTooLargeError):
             is_done = True
             raise
+        except BrokerAccessError:
+            # RabbitMQ has closed this channel, on which nothing else was in flight. The caller decides what follows.
+            is_refused = True
+            raise
         except BrokerSilentError:
             destination.fell_silent(silences)
             raise
         finally:
+            if is_refused:
+                await self._channels.discard(channel)
             # RabbitMQ has closed it, for example because an exchange is missing: `run` ends the term.
-            if channel.is_closed:
+            elif channel.is_closed:
                 self._lost.set()
             elif is_done:
                 self._channels.give_back(channel)

@@ -31,7 +31,7 @@ class LeaderPublisher:
         cls, connection: Connection, *, open_another: Callable[[], Awaitable[Connection]], clock: Clock
     ) -> LeaderPublisher:
         """`open_another` opens a connection for replies that could close it."""
-        return cls(await guarded_channel(connection, open_another, clock=clock), connection, clock=clock)
+        return cls(await guarded_channel(connection, open_another, clock=clock, reopens=True), connection, clock=clock)
 
     async def run(self) -> None:
         """Close unused channels. Raises `BrokerUnavailableError` when RabbitMQ has closed one."""

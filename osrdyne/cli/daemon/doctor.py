@@ -17,7 +17,7 @@ import typer
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.cli.daemon.app_check import check_app
-from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
+from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load, local_address
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError, OsrdyneError
@@ -38,7 +38,7 @@ def doctor(
     """Check broker, permissions, driver and Java. Exit code 1 if a check that the daemon depends on fails."""
     # Beside `osrdyne dev` its broker is checked, as other commands use it.
     settings = load(config, assignments, pool=pool, driver=driver, client=True).settings
-    findings = asyncio.run(_examine(settings))
+    findings = [*asyncio.run(_examine(settings)), *check_answers(settings)]
     failed = [finding for finding in findings if finding.fatal and not finding.ok]
     if as_json:
         print_json([_as_dict(finding) for finding in findings])
@@ -111,6 +111,26 @@ def _as_dict(finding: Finding) -> dict[str, object]:
     }
 
 
+def check_answers(settings: Settings) -> list[Finding]:
+    """What the daemon of the pool on this host reports about answers that their reply queues do not take. No finding if
+    none waits, or if no daemon answers."""
+    from osrdyne.client.daemon_api import DaemonApi
+
+    url, ca_file = local_address(settings)
+    try:
+        ready = DaemonApi(url, ca_file=ca_file, timeout=REACH_TIMEOUT).get("/ready")
+    except OsrdyneError:
+        return []
+    components = ready.get("components", []) if ready.get("pool") == settings.pool.id else []
+    remedy = "Read the reply queues or make them larger, or let the daemon publish to the default exchange."
+    return [
+        Finding(ANSWERS, False, f"{one['detail']}.", remedy, fatal=False)
+        for one in components
+        if one["name"] == ANSWERS
+    ]
+
+
+ANSWERS = "answers"  # A component of a leader.
 REACH_TIMEOUT = 5.0  # Seconds for each address of a Spark master.
 
 

@@ -132,14 +132,14 @@ class DeadLetterResponder:
 
     async def _process_one(self, delivery: Delivery, prefetch: AdaptivePrefetch) -> None:
         with ErrorBoundary(delivery, self._log) as boundary:
-            await self.process(delivery)
+            await self.process(delivery, set_aside=lambda: prefetch.set_aside(delivery))
         if boundary.failed:
             # Never rejected: the dead letter queue has no dead letter exchange, and the message would be lost.
             await self._give_up(delivery)
         prefetch.finish(delivery)
 
-    async def process(self, delivery: Delivery) -> None:
-        """Answer one dead letter and acknowledge it."""
+    async def process(self, delivery: Delivery, *, set_aside: Callable[[], None] | None = None) -> None:
+        """Answer one dead letter and acknowledge it. `set_aside` is called if its answer waits for its reply queue."""
         if self._forgeries.is_forged(delivery, self._names.dead_letter_exchange, queue="dead-letters"):
             await delivery.ack()
             return
@@ -148,7 +148,9 @@ class DeadLetterResponder:
         if death is None:
             self._metrics.invalid_messages.labels(queue="dead-letters").inc()
             self._log.warning("message has no x-death header", key=request.key)
-            await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
+            await self._replier.answer(
+                request, Status.INVALID, "The message is not a dead letter.", set_aside=set_aside
+            )
             await delivery.ack()
             return
         reason = death.reason
@@ -159,7 +161,7 @@ class DeadLetterResponder:
         # Crash before: the dead letter returns. After its poison entry is confirmed: it returns and is entered twice.
         detail = await self._explain(delivery, request, reason, death)
         # Crash after: the dead letter returns and is answered a second time, with the same status.
-        await self._replier.answer(request, reason, detail)
+        await self._replier.answer(request, reason, detail, set_aside=set_aside)
         await delivery.ack()
         # A boundary of its own: the dead letter is answered, and an error here must not answer it once more.
         with ErrorBoundary(delivery, self._log):

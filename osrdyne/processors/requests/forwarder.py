@@ -15,10 +15,10 @@ letter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from osrdyne.aio.clock import now_ms, sleep_until
 from osrdyne.aio.tasks import KeyedJobs
@@ -148,6 +148,7 @@ class Forwarder:
         self._log_writer = log_writer  # None in a direct pool, which has no routes
         self._writes: dict[Delivery, asyncio.Task[Refusal | None]] = {}
         self._names = context.names
+        self._asides: dict[Delivery, asyncio.Event] = {}  # Set when the answer to a request waits.
         self._jobs: KeyedJobs[str, Orphan]
         self._identifying: KeyedJobs[str, Orphan]
         self._admissions: KeyedJobs[Key, WaitingRequest]
@@ -300,7 +301,7 @@ class Forwarder:
         ]
         publishing = self._publish_and_acknowledge(orphan, bound, tickets[0], copies)
         if self._router.in_sequence:
-            await publishing
+            await self._until_set_aside(orphan.delivery, publishing)
         else:
             self._group.create_task(publishing, name=f"request of {orphan.request.key!r}")
         return True
@@ -438,10 +439,32 @@ class Forwarder:
     # --- refused and failed requests
 
     async def _refuse(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None = None) -> None:
-        """Answer the request and acknowledge it. `routed`: None if it was refused before routing."""
-        await self._answer(orphan, refusal, routed)
-        # Crash before: the request returns and is answered a second time. After: it is gone, answered.
-        await self._acknowledge_once_written(orphan)
+        """Answer the request and acknowledge it. `routed`: None if it was refused before routing. Returns earlier if
+        the answer waits for its reply queue: the next request of the key may begin."""
+        await self._until_set_aside(orphan.delivery, self._answer_and_acknowledge(orphan, refusal, routed))
+
+    async def _answer_and_acknowledge(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None) -> None:
+        with ErrorBoundary(orphan.delivery, self._log) as boundary:
+            await self._answer(orphan, refusal, routed)
+            # Crash before: the request returns and is answered a second time. After: it is gone, answered.
+            await self._acknowledge_once_written(orphan)
+        if boundary.failed:
+            await self._dead_letter(orphan.delivery)
+
+    async def _until_set_aside(self, delivery: Delivery, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in a task of its own, until it ends or its answer waits for its reply queue."""
+        aside = self._asides[delivery] = asyncio.Event()
+        task = self._group.create_task(work, name=f"answer for {delivery.routing_key!r}")
+        task.add_done_callback(lambda _: aside.set())
+        try:
+            await aside.wait()
+        finally:
+            del self._asides[delivery]
+
+    def _set_aside(self, delivery: Delivery) -> None:
+        self._prefetch.set_aside(delivery)
+        if (aside := self._asides.get(delivery)) is not None:
+            aside.set()
 
     async def _refuse_delivery(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest) -> None:
         """Refuse the first delivery, and with it all others. `routed`: that delivery; it is a copy if the log answers
@@ -464,7 +487,12 @@ class Forwarder:
         # Crash before: the request returns, unanswered. After: it returns and is answered a second time.
         code = HTTPStatus.ACCEPTED.value if refusal.discarded else None
         await self._replier.answer(
-            orphan.request, refusal.status, refusal.detail, retry_after=refusal.retry_after, code=code
+            orphan.request,
+            refusal.status,
+            refusal.detail,
+            retry_after=refusal.retry_after,
+            code=code,
+            set_aside=partial(self._set_aside, orphan.delivery),
         )
         outcome = DISCARDED if refusal.discarded else refusal.status.value
         self._router.count(outcome, routed, again=orphan.delivery.redelivered)

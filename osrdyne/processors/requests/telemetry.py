@@ -103,9 +103,10 @@ class LogWriter:
                     code=HTTPStatus.ACCEPTED.value,
                     subject="accepted",
                     facts={"log": routed.log, "partition": partition},
+                    set_aside=set_aside,
                 )
         elif routed.keeps_reply:
-            await self._replier.answer(orphan.request, refusal.status, refusal.detail)
+            await self._replier.answer(orphan.request, refusal.status, refusal.detail, set_aside=set_aside)
         return refusal
 
     async def _publish(

@@ -4,16 +4,17 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from broker_steps import hold, refuse
-from managed_pool import REST, managing, send
+from broker_steps import hold, kill_within, refuse
+from managed_pool import REST, managing, publish_to, send
 from managed_pool import waiting as pool_waiting
-from replies import REPLIES, answers
+from replies import REPLIES, answers, died
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, QueueFullError
 from osrdyne.ingress.requests import Arrival
+from osrdyne.processors.replies import UNTIL_NO_DEADLINE
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
@@ -163,7 +164,7 @@ async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(stac
     refuse(stack.broker, QueueFullError("nack"), ("publish", "refuses", False))
     for reply_to in ("gone", "refuses"):
         await stack.publish("\udcff", reply_to=reply_to)
-    await clock.advance(5.0)
+    await clock.advance(UNTIL_NO_DEADLINE + 5.0)
     assert (stack.orphans(), stack.task.done()) == ([], False)
     assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
 
@@ -176,6 +177,66 @@ async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(stac
     await clock.advance(5.0)
     assert (answers(stack.broker), stack.orphans()) == ([("c", "invalid")], [])
     assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 0.0
+
+
+@pytest.mark.parametrize("error", [QueueFullError("nack"), BrokerAccessError("refused")], ids=["full", "no permission"])
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_answer_waits_for_its_queue_and_holds_up_nothing(stack, clock, error):
+    """Until the deadline; requests of the same key go on, dead letters and other callers too. `status` shows it."""
+    is_refused, broker = True, stack.broker
+    broker.declare_queue("other", {})
+    refuse(broker, error, ("publish", REPLIES, False), when=lambda: is_refused)
+    late = {DEADLINE_HEADER: (clock.time() + 20.0) * 1000}
+    for number, headers in enumerate([late, {}, {}]):
+        properties = {"reply_to": REPLIES, "correlation_id": str(number)}
+        await stack.publish("a", headers={NO_ACTIVATE_HEADER: True, **headers}, **properties)
+    dead = {"reply_to": REPLIES, "correlation_id": "dead", "headers": died("rejected")}
+    await publish_to(stack, stack.names.dead_letter_exchange, "a", **dead)
+    await clock.advance(3.0)
+    finding = stack.term.processors.replier.finding()
+    assert finding is not None
+    assert (finding.ok, finding.fatal, "4" in finding.message) == (False, False, True)
+    await stack.publish("a", b"1")
+    await stack.publish("b", reply_to="other", headers={NO_ACTIVATE_HEADER: True})
+    await clock.advance(3.0)
+    assert (stack.waiting("a"), len(broker.bodies("other")), stack.orphans()) == ([b"1"], 1, [b""] * 3)
+    await clock.advance(30.0)
+    assert (len(stack.orphans()), stack.task.done()) == (2, False)
+    is_refused = False
+    await clock.advance(5.0)
+    assert sorted(name for name, _ in answers(broker)) == ["1", "2", "dead"]
+    assert (stack.orphans(), broker.bodies("pool-dl"), stack.term.processors.replier.finding()) == ([], [], None)
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_next_leader_sends_the_answers_that_waited(clock, broker, end):
+    broker.declare_queue(REPLIES, {})
+    refuse(broker, QueueFullError("nack"), ("publish", REPLIES, False))
+    async with leading(clock, broker=broker) as stack:
+        for number in range(3):
+            await stack.publish("\udcff", reply_to=REPLIES, correlation_id=str(number))
+        await clock.advance(5.0)
+        if end == "killed":
+            kill_within(stack)
+        else:
+            stack.stop.requested.set()
+            await clock.advance(5.0)
+            assert stack.task.done()
+    broker.hook = None
+    async with leading(clock, broker=broker) as stack:
+        await clock.advance(1.0)
+        assert sorted(answers(broker)) == [(str(number), "invalid") for number in range(3)]
+
+
+async def test_answers_beyond_the_limit_are_dropped_soon(stack, clock, monkeypatch):
+    monkeypatch.setattr("osrdyne.processors.replies.MAX_WAITING_OF_QUEUE", 2)
+    refuse(stack.broker, QueueFullError("nack"), ("publish", REPLIES, False))
+    for _ in range(5):
+        await stack.publish("\udcff", reply_to=REPLIES)
+    await clock.advance(10.0)
+    assert len(stack.orphans()) == 2
+    assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 3.0
 
 
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from osrdyne.cli.daemon import spark
-from osrdyne.cli.daemon.doctor import check_java, check_spark_master
+from osrdyne.cli.daemon.doctor import check_answers, check_java, check_spark_master
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 from osrdyne.protocol.environment import read_key
@@ -27,6 +27,18 @@ def java_home(folder: Path, script: str) -> dict[str, str]:
 
 def check(environment: dict[str, str], **settings: object) -> Finding:
     return check_java(Settings.model_validate(settings), environment=environment)
+
+
+@pytest.mark.parametrize(("pool", "name", "found"), [("p", "answers", 1), ("other", "answers", 0), ("p", "broker", 0)])
+def test_answers_that_wait_are_reported(monkeypatch: pytest.MonkeyPatch, pool: str, name: str, found: int) -> None:
+    ready = {"pool": pool, "components": [{"name": name, "detail": "3 wait"}]}
+    monkeypatch.setattr("osrdyne.client.daemon_api.DaemonApi.get", lambda *_: ready)
+    findings = check_answers(Settings.model_validate({"pool": {"id": "p"}}))
+    assert [(one.ok, one.fatal, "3 wait" in one.message) for one in findings] == [(False, False, True)] * found
+
+
+def test_no_daemon_reports_no_answers() -> None:
+    assert check_answers(Settings.model_validate({"api": {"port": 1}})) == []
 
 
 def test_java_must_be_17_or_later(tmp_path: Path) -> None:
