@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 from broker_steps import kill_within, refuse
-from managed_pool import change, publish_to, send
+from managed_pool import change, managed, publish_to, send
 from replies import REPLIES, answers, broker_with_replies
 from test_retry_queues import PLAIN, fail, time_out
 
 from osrdyne.amqp import Channel, Delivery, Message
-from osrdyne.config.models import PoolSettings, RequestSettings, Settings
+from osrdyne.config.models import RequestSettings
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError
 from osrdyne.pool.routing.retries import POLL_INTERVAL
 from osrdyne.processors.expiry import sweeper
@@ -24,7 +24,7 @@ from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import Command, FakeBroker
-from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.stack import Stack, leading
 
 SHORT, LONG = "20000", "500000"
 """Lifetimes in milliseconds."""
@@ -33,15 +33,11 @@ CLEANED = 60.0
 """Seconds by which the short ones have expired, and the queue was swept."""
 
 
-def cleaning(**settings: object) -> Settings:
-    requests = RequestSettings(check_entire_queue_on_cleanup=True, **settings)  # type: ignore[arg-type]
-    update = {"pool": PoolSettings(id=POOL, kind="managed"), "requests": requests}
-    return settings_for().model_copy(update=update)
-
-
 @asynccontextmanager
 async def managing(clock: VirtualClock, broker: FakeBroker, **settings: object) -> AsyncIterator[Stack]:
-    async with leading(clock, broker=broker, settings=cleaning(**settings)) as stack:
+    requests = RequestSettings(check_entire_queue_on_cleanup=True, **settings)  # type: ignore[arg-type]
+    cleaning = managed().model_copy(update={"requests": requests})
+    async with leading(clock, broker=broker, settings=cleaning) as stack:
         yield stack
 
 

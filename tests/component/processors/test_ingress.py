@@ -233,10 +233,10 @@ async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_an
     assert found.items() >= message.items()
 
 
-async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(stack, broker):
+async def test_change_persists_the_queue_of_a_new_level_before_it_is_bound_and_moves_no_request(stack, broker):
     """Decision 0020, for a group that has its other queues already."""
     await change(stack, rest=REST)
-    await send(stack, "a", b"1")
+    await send(stack, "a", b"1", headers={"level": "alert"})
     broker.commands.clear()
     await change(stack, alerts=ALERTS, rest=REST)
     await stack.clock.settle()
@@ -245,12 +245,6 @@ async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(sta
     written = ("declare", stack.names.register_queues(1)[1])
     bound = ("bind", stack.names.request_queue(A, 0))
     assert commands.index(new) < commands.index(written) < commands.index(bound)
-
-
-async def test_change_gives_a_group_new_levels_and_moves_no_request(stack):
-    await change(stack, rest=REST)
-    await send(stack, "a", b"1", headers={"level": "alert"})
-    await change(stack, alerts=ALERTS, rest=REST)
     await send(stack, "a", b"2", headers={"level": "alert"})
     await change(stack, rest=REST)
     await send(stack, "a", b"3", headers={"level": "alert"})

@@ -21,10 +21,6 @@ def one_at_a_time(**limits: object) -> Settings:
     return settings_for(LifecycleSettings.model_validate({"settle_delay": 1.0, "max_concurrent_starts": 1} | limits))
 
 
-def managed_one_at_a_time() -> Settings:
-    return managed().model_copy(update={"lifecycle": one_at_a_time().lifecycle})
-
-
 @pytest.fixture
 async def stack(clock, broker):
     async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
@@ -92,7 +88,8 @@ async def test_expected_time_is_that_of_the_latest_starts(clock, broker):
 
 
 async def test_key_with_urgent_requests_starts_first(clock, broker):
-    async with leading(clock, broker=broker, settings=managed_one_at_a_time()) as stack:
+    settings = managed().model_copy(update={"lifecycle": one_at_a_time().lifecycle})
+    async with leading(clock, broker=broker, settings=settings) as stack:
         await change(stack, alerts=ALERTS, rest=REST)
         await require(stack, "first", "early", "late")
         await stack.publish("urgent", headers={"level": "alert"})
