@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import given
