@@ -26,12 +26,6 @@ SAMPLE = Sample({"word": "abc", "number": "3", "empty": None}, {"key": "plant=4"
 JSON = {"contentType": "application/json", "contentEncoding": "utf-8"}
 
 
-def columns(condition: str) -> list[int | None]:
-    with pytest.raises(InvalidDocumentError) as caught:
-        compile_condition(condition)
-    return [problem.column for problem in caught.value.problems]
-
-
 def test_condition_gives_what_the_language_says() -> None:
     def check(line: str) -> None:
         assert evaluate_line(line) == json.loads(line)["expected"]
@@ -53,16 +47,15 @@ def test_every_function_has_a_case_and_is_documented() -> None:
         ("length(1) + 1 = 2 AND true", [1]),
         ("true" + " " * MAX_LENGTH, [MAX_LENGTH + 1]),
         (f"$body.a[{'1' * 4301}] = 1", [9]),
+        *[(opening * 1000, None) for opening in ("(", "-", "NOT ", "abs(")],
     ],
-    ids=["all errors of types", "one mistake", "length", "digits of an index"],
+    ids=["all errors of types", "one mistake", "length", "digits of an index", *["nesting"] * 4],
 )
-def test_every_error_is_reported_once_with_its_column(condition: str, expected: list[int]) -> None:
-    assert columns(condition) == expected
-
-
-@pytest.mark.parametrize("opening", ["(", "-", "NOT ", "abs("])
-def test_nesting_is_limited(opening: str) -> None:
-    assert len(columns(opening * 1000)) == 1
+def test_every_error_is_reported_once_with_its_column(condition, expected):
+    with pytest.raises(InvalidDocumentError) as caught:
+        compile_condition(condition)
+    columns = [problem.column for problem in caught.value.problems]
+    assert columns == (expected or columns[:1])
 
 
 def test_thousands_of_operands_are_neither_deep_nor_large() -> None:
@@ -73,7 +66,7 @@ def test_thousands_of_operands_are_neither_deep_nor_large() -> None:
 
 
 @pytest.mark.parametrize(("word", "result"), [({"a": 1}, UNDEFINED), (bytearray(b"abc"), True)], ids=["table", "bytes"])
-def test_header_of_bytes_is_a_string_and_a_table_is_undefined(word: object, result: object) -> None:
+def test_header_of_bytes_is_a_string_and_a_table_is_undefined(word, result):
     assert compile_condition("word = 'abc'").evaluate(Sample({"word": word}, {}, b"")) is result
 
 
@@ -114,9 +107,7 @@ def test_body_that_is_parsed_in_advance_has_the_same_values(body: bytes, result:
     ],
 )
 @pytest.mark.parametrize("deferred", [True, False])
-def test_sample_names_why_its_body_was_not_read(
-    system: dict[str, str | None], body: bytes, named: str | None, *, deferred: bool
-) -> None:
+def test_sample_names_why_its_body_was_not_read(system, body, named, deferred):
     sample = Sample({}, system, body)
     assert sample.unread_body is None
     if deferred:
@@ -132,19 +123,15 @@ def too_costly(text: str) -> Condition:
     return compile_condition(" OR ".join(f"contains({text}, 'y{number}')" for number in range(400)))
 
 
-def test_work_before_the_body_was_parsed_does_not_count() -> None:
-    sample = Sample({"text": "x" * 2**20}, JSON, b'{"a": 1}')
+def test_work_on_one_request_is_limited_and_counted_but_not_what_was_before_its_body_was_parsed():
+    sample = Sample({"text": "x" * 2**20}, JSON, json.dumps({"text": "x" * 2**20}).encode())
+    before, costly = too_costly("text"), too_costly("$body.text")
+    cheap = compile_condition("starts_with($body.text, 'x')")
     sample.defer_parsing()
-    costly = too_costly("text")
     for _ in range(100):
-        costly.evaluate(sample)
+        before.evaluate(sample)
     sample.parse()
-    assert (sample.exceeded, compile_condition("starts_with(text, 'x')").evaluate(sample)) == (0, True)
-
-
-def test_work_on_one_request_is_limited_and_counted() -> None:
-    sample = Sample({}, JSON, json.dumps({"text": "x" * 2**20}).encode())
-    costly, cheap = too_costly("$body.text"), compile_condition("starts_with($body.text, 'x')")
+    assert (sample.exceeded, cheap.evaluate(sample)) == (0, True)
     assert (costly.evaluate(sample), sample.exceeded) == (UNDEFINED, 1)
     assert cheap.evaluate(sample) is True, "the next condition has its share"
     for _ in range(100):
@@ -159,28 +146,24 @@ def test_repeated_part_is_evaluated_once() -> None:
     assert sample.exceeded == 0
 
 
-def test_names_of_encodings_are_not_kept() -> None:
+def test_names_of_encodings_are_not_kept():
     """Python's codec registry keeps each name that it is asked for, and these come from clients."""
-    known = len(encodings._cache)  # type: ignore[attr-defined]
+    known = len(encodings._cache)
     for number in range(50):
         system = {"contentType": "application/json", "contentEncoding": f"unknown-{number}"}
         compile_condition("is_defined($body.a)").evaluate(Sample({}, system, b"{}"))
-    assert len(encodings._cache) == known  # type: ignore[attr-defined]
+    assert len(encodings._cache) == known
 
 
-def test_error_that_quotes_half_a_surrogate_pair_can_be_printed() -> None:
+def test_error_that_quotes_half_a_surrogate_pair_can_be_printed():
     answer = evaluate_line(json.dumps({"condition": "a \ud800 b"}))
-    assert answer["column"] == 3
-    assert json.dumps(answer, ensure_ascii=False).encode()
+    assert (answer["column"], bool(json.dumps(answer, ensure_ascii=False).encode())) == (3, True)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["", "[]", "{}", "{", "[" * 99_999, '{"condition": "a", "system": 1}']
-    + [f'{{"condition": {value}}}' for value in ("0", "1", "null", "false", "[]", "{}", '["a"]')],
-)
-def test_line_that_is_not_a_case_is_an_error_with_a_column(line: str) -> None:
-    assert set(evaluate_line(line)) == {"error", "column"}
+def test_line_that_is_not_a_case_is_an_error_with_a_column():
+    lines = ["", "[]", "{}", "{", "[" * 99_999, '{"condition": "a", "system": 1}']
+    lines += [f'{{"condition": {value}}}' for value in ("0", "1", "null", "false", "[]", "{}", '["a"]')]
+    assert {line[:99]: set(evaluate_line(line)) for line in lines} == {line[:99]: {"error", "column"} for line in lines}
 
 
 # --- what holds for everything
@@ -229,22 +212,17 @@ TRUTHS = st.recursive(
 )
 
 
-@given(TRUTHS)
-def test_negation_turns_true_and_false_around_and_sharing_of_repeated_parts_changes_nothing(text: str) -> None:
-    result = compile_condition(text).evaluate(SAMPLE)
+@given(TRUTHS, TRUTHS)
+def test_negation_turns_true_and_false_around_or_follows_its_sides_and_sharing_changes_nothing(text, other):
+    result, also = [compile_condition(one).evaluate(SAMPLE) for one in (text, other)]
     opposite = {True: False, False: True, UNDEFINED: UNDEFINED}
     assert compile_condition(f"NOT ({text})").evaluate(SAMPLE) == opposite[result]
     assert compile_condition(f"({text}) AND ({text})").evaluate(SAMPLE) == result
-
-
-@given(TRUTHS, TRUTHS)
-def test_or_is_true_where_one_side_is(left: str, right: str) -> None:
-    results = {compile_condition(side).evaluate(SAMPLE) for side in (left, right)}
-    assert (compile_condition(f"{left} OR {right}").evaluate(SAMPLE) is True) == (True in results)
+    assert (compile_condition(f"{text} OR {other}").evaluate(SAMPLE) is True) == (True in {result, also})
 
 
 @given(STRINGS, STRINGS)
-def test_a_comparison_is_undefined_for_all_operators_or_for_none(left: str, right: str) -> None:
+def test_a_comparison_is_undefined_for_all_operators_or_for_none(left, right):
     results = [compile_condition(f"{left} {symbol} {right}").evaluate(SAMPLE) for symbol in ("=", "!=", "<", ">=")]
     assert len({result is UNDEFINED for result in results}) == 1
 
@@ -253,7 +231,7 @@ def test_a_comparison_is_undefined_for_all_operators_or_for_none(left: str, righ
     ("opening", "closing"),
     [("(", ")"), ("NOT ", ""), ("is_null(", ")"), ("undefined ?? false OR true AND true = (", ")")],
 )
-def test_deepest_nesting_that_is_allowed_evaluates(opening: str, closing: str) -> None:
+def test_deepest_nesting_that_is_allowed_evaluates(opening, closing):
     """Or the limit would not keep the stack from running out."""
     depth = MAX_DEPTH - 1
     condition = compile_condition(opening * depth + "true" + closing * depth)
