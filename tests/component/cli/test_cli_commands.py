@@ -9,7 +9,7 @@ import logging
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ Run = Callable[..., Ran]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(monkeypatch, capsys) -> Run:
     def run(*arguments: str, stdin: str = "") -> Ran:
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         code = execute([*arguments], debug=False)
@@ -44,17 +44,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """Commands set up logging for a whole process."""
-    yield
-    structlog.reset_defaults()
-    logging.basicConfig(level=logging.WARNING, force=True)
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OSRDYNE__DRIVER", "noop")
+    yield
+    structlog.reset_defaults()  # commands set up logging for a whole process
+    logging.basicConfig(level=logging.WARNING, force=True)
 
 
 class Daemon:
@@ -82,20 +77,16 @@ class Daemon:
         self.answers |= {path: {"current": current}, f"{path}/history": {"versions": [current]}}
 
 
-def connect(monkeypatch: pytest.MonkeyPatch, daemon: object) -> None:
-    for command in ("manifests.commands", "manifests.policies", "pool.circuits", "requests.explain"):
-        monkeypatch.setattr(f"osrdyne.cli.{command}.remote", lambda *_: daemon)
-
-
 @pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
+def daemon(monkeypatch):
     daemon = Daemon()
     daemon.activate("/v1/routes", {"routes": {"r": "FROM /* INTO $upstream"}})
-    connect(monkeypatch, daemon)
+    for command in ("manifests.commands", "manifests.policies", "pool.circuits", "requests.explain"):
+        monkeypatch.setattr(f"osrdyne.cli.{command}.remote", lambda *_: daemon)
     return daemon
 
 
-def test_check_config_shows_values_with_origin_and_no_secret_and_warns_of_misspelt_settings_of_spark(run: Run) -> None:
+def test_check_config_shows_values_with_origin_and_no_secret_and_warns_of_misspelt_settings_of_spark(run):
     Path("osrdyne.yaml").write_text("broker:\n  uri: amqp://u:hidden@h\n")
     shown = run("check-config", "--pool", "mine", "--set", "worker.spark_conf.spark.sql.shufle.partitions=3")
     assert '  uri: "amqp://u:***@h"  # file osrdyne.yaml:2\n' in shown.out
@@ -116,7 +107,7 @@ def test_check_config_warns_of_the_configuration_of_an_own_application_elsewhere
 
 
 @pytest.mark.parametrize("key", ["infra=42,timetable=24", "it's $(x) `y`", "a\nb", "é 漢 🚄", "", "-x", "\0"])
-def test_environment_of_a_worker_survives_the_shell(run: Run, key: str) -> None:
+def test_environment_of_a_worker_survives_the_shell(run, key):
     words = shlex.split(run("groups", "env", "--pool", "mine", "--", key).out)
     variables = dict(word.split("=", 1) for word in words if word != "export")
     environment = WorkerEnvironment.from_variables(variables)
@@ -132,52 +123,50 @@ HASHES = ["0" * 16, "1" * 16, "2" * 16]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "names"),
+    ("command", "named"),
     [
-        (["nonsense"], ["'nonsense'", "osrdyne --help"]),
-        (["groups", "show"], ["KEY", "osrdyne groups show --help"]),
-        (["call", "k", "/p", "-o", "xml"], ["--output", "xml", "json"]),
-        (["run", "--set", "x"], ["--set", "path=value"]),
-        (["status", "--api", "http://[::1"], ["--api", "unix:/path"]),
-        (["token", "create", "a", "--role", "admin", "--file", "."], [".: ", "directory"]),
-        (["queues", "create", "k", "--for", "99999999999d"], ["--for"]),
-        (["last", NOT_UTF8], ["UTF-8"]),
-        (["audit", "--who", NOT_UTF8], ["UTF-8", r"\udcff"]),
-        (["groups", "env", "x" * 256], ["256", "255"]),
-        (["check-config", "--set", "driver.options.nope=1"], ["driver.options.nope"]),
-        (["run", "--pool", "NO"], ["pool.id", "--pool", "32"]),
-        (["routes", "rollback", "x"], ["VERSION", "whole number"]),
-        (["routes", "rollback", "0"], ["VERSION", "1"]),
-        (["routes", "eval", "1 ="], ["column 4"]),
-        (["routes", "eval", "--batch", "nowhere"], ["nowhere", "No such file"]),
-        (["routes", "eval", "--batch", "-H", "a=b"], ["--batch"]),
-        (["routes", "eval", "true", "-S", "a"], ["--system", "name=value"]),
-        (["routes", "apply", "/dev/null"], ["/dev/null", "{}"]),
-        (["explain", "k", "/p", "--system", "contentType=x"], ["messageId"]),
-        (["circuits", "close"], ["--all"]),
-        (["circuits", "close", HASHES[0], "--all"], ["--all"]),
-        (["circuits", "close", "WORD"], ["'WORD'", *HASHES]),
-        (["circuits", "show", "../groups"], ["'../groups'", *HASHES]),
-        (["circuits", "show", "slow"], [f"{HASHES[1]} (slow, a)", f"{HASHES[2]} (slow, b)"]),
-        (["capacity"], ["--rate, --profile and --from-history"]),
-        (["capacity", "--rate", "7/week"], ["--rate: '7/week'"]),
-        (["capacity", "--rate", "7/min", "--units", "0"], ["--units: "]),
-        (["capacity", "--profile", "unit.yaml"], ["unit.yaml: load.0.rate: '7/week'"]),
-        (["capacity", "--rate", "7/min", "--hub", "s9"], ["--hub: "]),
-        (["capacity", "--profile", "none.yaml"], ["none.yaml"]),
-        (["capacity", "--profile", "bad.json"], ["bad.json: "]),
-        (["capacity", "--profile", "list.yaml"], ["list.yaml: "]),
+        ("nonsense", "'nonsense' osrdyne --help"),
+        ("groups show", "KEY osrdyne groups show --help"),
+        ("call k /p -o xml", "--output xml json"),
+        ("run --set x", "--set path=value"),
+        ("status --api http://[::1", "--api unix:/path"),
+        ("token create a --role admin --file .", ".: directory"),
+        ("queues create k --for 99999999999d", "--for"),
+        (f"last {NOT_UTF8}", "UTF-8"),
+        (f"audit --who {NOT_UTF8}", r"UTF-8 \udcff"),
+        (f"groups env {'x' * 256}", "256 255"),
+        ("check-config --set driver.options.nope=1", "driver.options.nope"),
+        ("run --pool NO", "pool.id --pool 32"),
+        ("routes rollback x", "VERSION whole number"),
+        ("routes rollback 0", "VERSION 1"),
+        ("routes eval '1 ='", "column 4"),
+        ("routes eval --batch nowhere", "nowhere No such file"),
+        ("routes eval --batch -H a=b", "--batch"),
+        ("routes eval true -S a", "--system name=value"),
+        ("routes apply /dev/null", "/dev/null {}"),
+        ("explain k /p --system contentType=x", "messageId"),
+        ("circuits close", "--all"),
+        (f"circuits close {HASHES[0]} --all", "--all"),
+        ("circuits close WORD", f"'WORD' {' '.join(HASHES)}"),
+        ("circuits show ../groups", f"'../groups' {' '.join(HASHES)}"),
+        ("circuits show slow", f"{HASHES[1]} (slow, a) {HASHES[2]} (slow, b)"),
+        ("capacity", "--rate --profile --from-history"),
+        ("capacity --rate 7/week", "--rate: '7/week'"),
+        ("capacity --rate 7/min --units 0", "--units:"),
+        ("capacity --profile unit.yaml", "unit.yaml: load.0.rate: '7/week'"),
+        ("capacity --rate 7/min --hub s9", "--hub:"),
+        ("capacity --profile none.yaml", "none.yaml"),
+        ("capacity --profile bad.json", "bad.json:"),
+        ("capacity --profile list.yaml", "list.yaml:"),
     ],
-    ids=lambda value: " ".join(value).encode("ascii", "backslashreplace").decode()[:40],
+    ids=lambda value: value.encode("ascii", "backslashreplace").decode()[:40],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(
-    run: Run, circuits: Daemon, arguments: list[str], names: list[str]
-) -> None:
+def test_wrong_use_is_one_line_and_exit_code_2(run, circuits, command, named):
     for name, text in (("bad.json", "{"), ("list.yaml", "[1]"), ("unit.yaml", "load: [{rate: 7/week}]")):
         Path(name).write_text(text, encoding="utf-8")
-    code, out, err = run(*arguments)
+    code, out, err = run(*shlex.split(command))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert [name for name in names if name not in err] == []
+    assert [word for word in named.split() if word not in err] == []
     assert circuits.sent == []
 
 
@@ -194,10 +183,8 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_failure_is_one_line_and_an_exit_code(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_failure_is_one_line_and_an_exit_code(run, monkeypatch, error, code, message):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr("osrdyne.cli.daemon.status.remote", fail)
@@ -210,7 +197,7 @@ def test_failure_is_one_line_and_an_exit_code(
             execute(["--debug", "status"], debug=True)
 
 
-def test_routes_eval_prints_the_result(run: Run) -> None:
+def test_routes_eval_prints_the_result(run):
     conditions = {
         "level = '3'": (["-H", "level=3"], "true\n"),
         "$body.a < 1": (["-d", '{"a": 1}'], "false\n"),
@@ -219,16 +206,13 @@ def test_routes_eval_prints_the_result(run: Run) -> None:
     }
     for condition, (arguments, result) in conditions.items():
         assert run("routes", "eval", condition, *arguments).out == result
-
-
-@pytest.mark.parametrize("arguments", [["cases.jsonl"], []], ids=["file", "standard input"])
-def test_routes_eval_of_a_batch_answers_each_line(run: Run, arguments: list[str]) -> None:
     cases = '{"condition": "true"}\n\n{"condition": "1 @"}\nnonsense\n{"condition": ""}\n'
     Path("cases.jsonl").write_text(cases)
-    printed = run("routes", "eval", "--batch", *arguments, stdin=cases).out
-    first, second, third, fourth = [json.loads(line) for line in printed.splitlines()]
-    assert (first, second["column"], fourth) == ({"result": True}, 3, {"result": "undefined"})
-    assert "error" in third
+    for file in (["cases.jsonl"], []):
+        printed = run("routes", "eval", "--batch", *file, stdin=cases).out
+        first, second, third, fourth = [json.loads(line) for line in printed.splitlines()]
+        assert (first, second["column"], fourth) == ({"result": True}, 3, {"result": "undefined"})
+        assert "error" in third
 
 
 MANIFEST = '{"routes": {"low": "FROM /* INTO $upstream", "high": {"route": "FROM /* INTO $upstream", "priority": 2}}}'
@@ -252,19 +236,12 @@ CIRCUITS = '{"circuitCheckEnabled": true, "circuitScope": "group"}'
         ("routes", MANIFEST, ["high", "low"], []),  # the most urgent first
         ("splitter", RULES, ["in turn: A, B"], ["ka: it overlaps with 'k.*'"]),
         ("profiles", PROFILES, ["memory 2048MiB", "stop_delay 20s"], ["profiles.1.cores:"]),
-        (
-            "policies",
-            POLICIES,
-            ["MaxMessageSize 1024"],
-            ["policies.0.MaxMessageSize: 8192", "policies.0.Exp"],
-        ),
+        ("policies", POLICIES, ["MaxMessageSize 1024"], ["policies.0.MaxMessageSize: 8192", "policies.0.Exp"]),
         ("circuits config", CIRCUITS, ["errorThresholdPercentage", "90", "group"], ["statisticsUpdateEnabled:"]),
     ],
     ids=["routes", "splitter", "profiles", "policies", "circuits"],
 )
-def test_check_shows_what_a_document_means_and_its_warnings(
-    run: Run, command: str, document: str, shown: list[str], warnings: list[str]
-) -> None:
+def test_check_shows_what_a_document_means_and_its_warnings(run, command, document, shown, warnings):
     code, out, err = run(*command.split(), "check", "-", stdin=document)
     places = [out.find(word) for word in shown]
     assert (code, -1 in places, places) == (0, False, sorted(places))
@@ -285,7 +262,7 @@ def test_check_shows_what_a_document_means_and_its_warnings(
     ],
     ids=["routes", "splitter", "profiles", "no JSON"],
 )
-def test_check_tells_every_error_with_its_place(run: Run, command: str, document: str, places: list[str]) -> None:
+def test_check_tells_every_error_with_its_place(run, command, document, places):
     Path("file.json").write_text(document)
     code, _, err = run(command, "check", "file.json")
     assert (code, [line.split(": ")[0] for line in err.splitlines()]) == (2, [f"file.json, {one}" for one in places])
@@ -301,9 +278,7 @@ def test_apply_sends_the_document_with_its_author(run: Run, daemon: Daemon, comm
     assert [word for word in ("http://leader", "ersion 2", " 1.", " 3.", " 40.", "odd") if word not in said] == []
 
 
-def test_active_manifest_is_shown_compared_and_changed_if_it_has_the_expected_version(
-    run: Run, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_active_manifest_is_shown_compared_and_changed_if_it_has_the_expected_version(run, daemon, monkeypatch):
     assert "version 1, by me" in run("routes", "show").out
     assert "me" in run("routes", "history").out
     shown = run("routes", "show", "-o", "json").out
@@ -313,20 +288,20 @@ def test_active_manifest_is_shown_compared_and_changed_if_it_has_the_expected_ve
     run("routes", "rollback", "1", "--author", "you")
     assert daemon.sent == [("/v1/routes/rollback", None, {"version": 1, "author": "you", "if_match": None})]
     run("routes", "clear")
-    assert "@" in str(daemon.sent.pop()[2]["author"])
+    assert "@" in daemon.sent.pop()[2]["author"]
 
-    def fail() -> str:
+    def fail():
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr("getpass.getuser", fail)
     monkeypatch.setattr("os.getuid", lambda: 4242)
     for arguments in (["apply", "-"], ["rollback", "1"], ["clear"]):
         run("routes", *arguments, "--expect-version", "4", stdin=MANIFEST)
-    changes = [(sent["if_match"], str(sent["author"]).partition("@")[0]) for _, _, sent in daemon.sent[1:]]
+    changes = [(sent["if_match"], sent["author"].partition("@")[0]) for _, _, sent in daemon.sent[1:]]
     assert changes == [(4, "uid-4242")] * 3
 
 
-def test_explain_shows_which_route_decides_and_what_a_document_of_policies_does(run: Run, daemon: Daemon) -> None:
+def test_explain_shows_which_route_decides_and_what_a_document_of_policies_does(run, daemon):
     Path("m.json").write_text(MANIFEST)
     Path("p.yaml").write_text(POLICIES)
     assert "expired" in run("explain", "tpch/1", "/p", "--policies", "p.yaml", "--routes", "m.json").out
@@ -337,27 +312,33 @@ def test_explain_shows_which_route_decides_and_what_a_document_of_policies_does(
     assert explanation["passages"] == explanation["deliveries"], "the former name, for one release"
 
 
+def test_explain_without_a_daemon_says_what_is_not_known(run):
+    result = run("explain", "", "/p", "--routes", "-", stdin=MANIFEST)
+    assert result.out.startswith("key       The key is empty.")
+    assert "splitter, policies, profiles: " in result.err
+
+
 HOT = '{"routes": {"hot": "FROM /* WHERE $body.t > 30 AND ($messageId ?? \'7\') = \'7\' INTO $upstream"}}'
 
 
 @pytest.mark.parametrize(
     ("declared", "matches"),
     [
-        ([], True),
-        (["--content-type", "application/json"], False),
-        (["--content-type", "application/json", "--content-encoding", "utf-16"], False),
-        (["--content-type", "application/json", "--content-encoding", "utf-8"], True),
-        (["--content-type", ""], False),
-        (["--system", "messageid=8"], False),
-        (["--system", "messageId=7"], True),
+        ("", True),
+        ("--content-type application/json", False),
+        ("--content-type application/json --content-encoding utf-16", False),
+        ("--content-type application/json --content-encoding utf-8", True),
+        ("--content-type ''", False),
+        ("--system messageid=8", False),
+        ("--system messageId=7", True),
     ],
 )
-def test_explain_uses_the_properties_that_the_message_has(run: Run, declared: list[str], *, matches: bool) -> None:
-    shown = run("explain", "k", "/p", "--routes", "-", "-d", '{"t": 35}', "-o", "json", *declared, stdin=HOT)
-    explanation = json.loads(shown.out)
+def test_explain_uses_the_properties_that_the_message_has(run, declared, matches):
+    arguments = ["explain", "k", "/p", "--routes", "-", "-d", '{"t": 35}', "-o", "json", *shlex.split(declared)]
+    explanation = json.loads(run(*arguments, stdin=HOT).out)
     assert (explanation["refused"] is None) is matches
     unread = [step for step in explanation["steps"] if step["name"] == "body"]
-    assert bool(unread) is (not matches and declared[0] != "--system")
+    assert bool(unread) is (not matches and "--system" not in declared)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +346,7 @@ def test_explain_uses_the_properties_that_the_message_has(run: Run, declared: li
     [("--splitter s.json", "default class"), ("--routes m.json", "high: it matches and decides")],
     ids=["rules of a file, no routes", "active rules, routes of a file"],
 )
-def test_explain_shows_which_rule_splits(run: Run, daemon: Daemon, source: str, route: str) -> None:
+def test_explain_shows_which_rule_splits(run, daemon, source, route):
     Path("s.json").write_text(RULES)
     Path("m.json").write_text(MANIFEST)
     daemon.answers.clear()
@@ -375,14 +356,8 @@ def test_explain_shows_which_rule_splits(run: Run, daemon: Daemon, source: str, 
     assert [word for word in ("'k.*'", "'kx'", "'kx-A'", route) if word not in shown] == []
 
 
-def test_explain_without_a_daemon_says_what_is_not_known(run: Run) -> None:
-    result = run("explain", "", "/p", "--routes", "-", stdin=MANIFEST)
-    assert result.out.startswith("key       The key is empty.")
-    assert "splitter, policies, profiles: " in result.err
-
-
 @pytest.mark.parametrize("stored", [False, True])
-def test_explain_of_a_routes_file_names_the_profile(run: Run, daemon: Daemon, *, stored: bool) -> None:
+def test_explain_of_a_routes_file_names_the_profile(run, daemon, stored):
     """The stored profiles if the daemon has some, otherwise those of the configuration."""
     Path("m.json").write_text(MANIFEST)
     Path("c.yaml").write_text("pool: {id: p}\nworker: {profiles: [{match: 'k', memory: 2GiB}]}\n")
@@ -404,7 +379,7 @@ def test_explain_of_a_routes_file_names_the_profile(run: Run, daemon: Daemon, *,
         (["token", "list", "--help"], {"aiormq", "httpx", "fastapi"}),
     ],
 )
-def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[str]) -> None:
+def test_command_imports_only_what_it_needs(arguments, unused):
     """What a command does not use costs no time: `osrdyne version` answers at once."""
     run = f"from osrdyne.cli.main import execute; assert execute({arguments}, debug=False) == 0"
     code = f"import sys; {run}; print(sorted({unused} & set(sys.modules)))"
@@ -416,22 +391,20 @@ def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[st
 @pytest.mark.parametrize(
     ("shell", "code", "error"),
     [
-        ("version >/dev/full", 1, "No space left on device"),
-        ("check-config >/dev/full", 1, "No space left on device"),
-        ("version >&-", 0, ""),
-        ("nothing 2>&-", 2, ""),
+        *[(f"{command} >/dev/full", 1, "No space left on device") for command in ("version", "check-config")],
+        *[("version >&-", 0, ""), ("nothing 2>&-", 2, "")],
     ],
 )
-def test_output_that_cannot_be_written_is_no_traceback(shell: str, code: int, error: str) -> None:
+def test_output_that_cannot_be_written_is_no_traceback(shell, code, error):
     command = f"{sys.executable} -m osrdyne.cli.main {shell}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, error in done.stderr) == (code, True)
     assert done.stderr.count("\n") == (1 if error else 0)
 
 
-def test_interrupt_while_the_command_line_is_imported_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_the_command_line_is_imported_prints_nothing(monkeypatch):
     class Interrupted(MetaPathFinder):
-        def find_spec(self, name: str, path: object, target: object = None) -> None:
+        def find_spec(self, name, path, target=None):
             if name == "osrdyne.cli.main":
                 raise KeyboardInterrupt
 
@@ -442,22 +415,18 @@ def test_interrupt_while_the_command_line_is_imported_prints_nothing(monkeypatch
     assert ended.value.code == 130
 
 
-NAMED = [(HASHES[0], None, None), (HASHES[1], "slow", "a"), (HASHES[2], "slow", "b")]
-
-
 @pytest.fixture
-def circuits(daemon: Daemon) -> Daemon:
+def circuits(daemon):
     """With the circuits of two routes; `slow` has one for each group."""
     counts = {"status": "closed", "fail_ratio": 66, "since": 5.0, "failures": 2, "successes": 1, "paused": 0}
-    listed = [{"hash": one, "route": route, "key": key} | counts for one, route, key in NAMED]
+    named = zip(HASHES, (None, "slow", "slow"), (None, "a", "b"), strict=True)
+    listed = [{"hash": one, "route": route, "key": key} | counts for one, route, key in named]
     daemon.answers["/v1/circuits/_all"] = {"circuits": listed}
     return daemon
 
 
 @pytest.mark.parametrize(("name", "closed"), [(HASHES[1], HASHES[1:2]), ("slow", HASHES[1:]), ("--all", ["_all"])])
-def test_circuits_are_shown_with_their_ratios_and_closed_by_hash_or_route_or_all_at_once(
-    run: Run, circuits: Daemon, name: str, closed: list[str]
-) -> None:
+def test_circuits_are_shown_with_their_ratios_and_closed_by_hash_or_route_or_all_at_once(run, circuits, name, closed):
     for command in (["list"], ["show", HASHES[0]]):
         shown = run("circuits", *command).out
         assert [word for word in (HASHES[0], "no named route", "66 %", "closed") if word not in shown] == []

@@ -20,7 +20,7 @@ from osrdyne.drivers.docker.containers import Containers
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.drivers.docker.labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker.launch import host_settings, refuse_loopback, start_error
-from osrdyne.drivers.docker.options import BrokerUri, DockerOptions, Mount
+from osrdyne.drivers.docker.options import BrokerUri, DockerOptions
 from osrdyne.drivers.docker.secret import owner_of, secret_archive, user_id
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import ConfigurationError, DriverUnavailableError, StartFailedError
@@ -30,7 +30,7 @@ from osrdyne.testing.keys import ODD_KEYS
 CONTEXT = DriverContext(
     pool="blue", stack="broker:5672//", clock=SystemClock(), worker_command=("here",), worker_app="my:app"
 )
-IDENTITY = Identity("blue", "broker:5672//")
+IDENTITY, OTHER_STACK = Identity("blue", "broker:5672//"), Identity("blue", "other:5672//")
 OPTIONS = DockerOptions(image="worker:1")
 
 
@@ -61,14 +61,11 @@ def test_wrong_option_is_refused_with_its_path(options, path):
         create_driver(DriverSettings(name="docker", options={"image": "x", **options}), CONTEXT)
 
 
-def test_mounts_may_be_written_short_or_long_and_limited_memory_leaves_no_swap() -> None:
+def test_mounts_may_be_written_short_or_long_and_limited_memory_leaves_no_swap():
     mounts = ["/srv/a:/a:ro", "cache:/c", {"source": "/b", "target": "/b"}]
     options = DockerOptions.model_validate({"image": "x", "mounts": mounts, "memory": 2**30, "cpus": 1.5})
-    assert options.mounts == (
-        Mount(source="/srv/a", target="/a", read_only=True),
-        Mount(source="cache", target="/c"),
-        Mount(source="/b", target="/b"),
-    )
+    found = [(mount.source, mount.target, mount.read_only) for mount in options.mounts]
+    assert found == [("/srv/a", "/a", True), ("cache", "/c", False), ("/b", "/b", False)]
     settings = host_settings(options)
     assert [mount["Type"] for mount in settings["mounts"]] == ["bind", "volume", "bind"]
     assert (settings["mem_limit"], settings["memswap_limit"], settings["nano_cpus"]) == (2**30, 2**30, 1_500_000_000)
@@ -94,36 +91,30 @@ async def test_hash_follows_what_shapes_a_worker_and_nothing_else():
         return driver.spec_hash()
 
     same = {await hash_of(), await hash_of(timeout=1.0), await hash_of(host="tcp://engine:2376")}
-    contexts = (replace(CONTEXT, worker_app="your:app"), replace(CONTEXT, worker_config={"a": 1}))
-    different = {
-        await hash_of(image="worker:2"),
-        await hash_of(memory=2**30),
-        *[await hash_of(one) for one in contexts],
-    }
+    different = {await hash_of(image="worker:2"), await hash_of(memory=2**30)}
+    for changes in ({"worker_app": "your:app"}, {"worker_config": {"a": 1}}):
+        different.add(await hash_of(replace(CONTEXT, **changes)))
     assert (len(same), len(same | different)) == (1, 5)
 
 
 def test_container_names_are_names_and_differ():
     names = [IDENTITY.container_name(key, slot) for key in ODD_KEYS.values() for slot in (0, 1)]
-    names.append(Identity("blue", "other:5672//").container_name(KEY, 0))
+    names.append(OTHER_STACK.container_name(KEY, 0))
     assert len(set(names)) == 2 * len(ODD_KEYS) + 1
     assert all(re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", name) and len(name) < 180 for name in names)
 
 
-def test_labels_are_read_back_and_name_the_only_container_that_is_ours():
-    for key in ODD_KEYS.values():
-        spec, name = make_spec(key, slot=3), IDENTITY.container_name(key, 3)
-        labels = IDENTITY.labels(spec, spec_hash="abc", started_at=1234.5)
-        names = (name, "/copy", "/name", IDENTITY.container_name(key, 1))
-        assert [IDENTITY.owns(one, labels) for one in names] == [True, False, False, False]
-        assert not Identity("green", IDENTITY.stack).owns(name, labels)
-        assert not Identity("blue", "other:5672//").owns(name, labels)
-        assert not IDENTITY.owns(name, {}) and not IDENTITY.owns(name, None)
-        instance = read_instance("id", "/name", labels, state=InstanceState.RUNNING)
-        assert instance is not None
-        assert (instance.instance_id, instance.external_id) == (InstanceId("id"), "name")
-        assert (instance.key, instance.slot, instance.worker_id) == (key, 3, spec.worker_id)
-        assert (instance.spec_hash, instance.started_at) == ("abc", 1234.5)
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS)
+def test_labels_are_read_back_and_name_the_only_container_that_is_ours(key):
+    spec, name = make_spec(key, slot=3), IDENTITY.container_name(key, 3)
+    labels = IDENTITY.labels(spec, spec_hash="abc", started_at=1234.5)
+    names = (name, "/copy", "/name", IDENTITY.container_name(key, 1))
+    assert [IDENTITY.owns(one, labels) for one in names] == [True, False, False, False]
+    assert not (Identity("green", IDENTITY.stack).owns(name, labels) or OTHER_STACK.owns(name, labels))
+    assert not (IDENTITY.owns(name, {}) or IDENTITY.owns(name, None))
+    found = read_instance("id", "/name", labels, state=InstanceState.RUNNING)
+    assert (found.instance_id, found.external_id, found.spec_hash, found.started_at) == ("id", "name", "abc", 1234.5)
+    assert (found.key, found.slot, found.worker_id) == (key, 3, spec.worker_id)
     marks = {"osrdyne.pool": "blue", "osrdyne.stack": IDENTITY.stack}
     assert read_instance("id", "/mine", marks, state=InstanceState.RUNNING) is None
 
@@ -155,9 +146,8 @@ def test_refused_start_names_the_option():
     }
     for option, refused in said.items():
         error = start_error(refusal(*refused), log_lines=("last",))
-        assert isinstance(error, StartFailedError)
+        assert (type(error), error.log_lines) == (StartFailedError, ("last",))
         assert f"driver.options.{option}" in error.message
-        assert error.log_lines == ("last",)
     vanished = start_error(refusal(404, "No such container: abc"))
     assert isinstance(vanished, DriverUnavailableError), "it is tried again"
 
@@ -174,9 +164,7 @@ def test_broker_on_loopback_is_refused_in_a_network_of_its_own():
 def test_secret_is_a_file_for_its_owner_only():
     with tarfile.open(fileobj=io.BytesIO(secret_archive(AMQP_URI, owner=4711))) as archive:
         directory, file = archive.getmembers()
-        content = archive.extractfile(file)
-        assert content is not None
-        assert content.read().decode() == AMQP_URI
+        assert archive.extractfile(file).read().decode() == AMQP_URI
     assert (directory.name, directory.mode, directory.uid) == ("run/osrdyne", 0o700, 4711)
     assert (file.name, file.mode, file.uid) == ("run/osrdyne/amqp-uri", 0o400, 4711)
 
@@ -221,9 +209,6 @@ def test_socket_that_may_not_be_used_is_reported_as_the_system_said(monkeypatch)
         Engine(OPTIONS, timeout=1.0).call(lambda client: client.version())
 
 
-LIMITED = DockerOptions(image="worker:1", broker_uri=BrokerUri.ENV, timeout=10.0)
-
-
 class EngineInMemory:
     """One container; the engine goes away in the middle of its start."""
 
@@ -256,18 +241,22 @@ class EngineInMemory:
 
 
 @pytest.fixture
-def engine(clock):
-    """With a container whose start broke off."""
-    engine = EngineInMemory()
+def engine():
+    return EngineInMemory()
+
+
+@pytest.fixture
+def containers(clock, engine):
+    """With one whose start broke off."""
+    containers = containers_of(engine, clock)
     with pytest.raises(DriverUnavailableError):
-        containers_of(engine, clock).start(make_spec(), may_pull=False)
-    return engine
+        containers.start(make_spec(), may_pull=False)
+    return containers
 
 
 def containers_of(engine, clock):
-    return Containers(
-        engine, LIMITED, Identity("blue", "b:1//"), command=("x",), spec_hash="abc", uri_in_file=False, clock=clock
-    )
+    options = DockerOptions(image="worker:1", broker_uri=BrokerUri.ENV, timeout=10.0)
+    return Containers(engine, options, IDENTITY, command=("x",), spec_hash="abc", uri_in_file=False, clock=clock)
 
 
 def state_of(containers):
@@ -275,25 +264,20 @@ def state_of(containers):
     return instance.state, str(instance.exit)
 
 
-def test_own_start_that_broke_off_is_over_at_once(clock):
-    containers = containers_of(EngineInMemory(), clock)
-    with pytest.raises(DriverUnavailableError):
-        containers.start(make_spec(), may_pull=False)
+async def test_start_that_broke_off_is_over_at_once_but_that_of_another_leader_is_left_time(containers, clock, engine):
     assert state_of(containers) == (InstanceState.EXITED, "ended (its start was interrupted)")
+    other = containers_of(engine, clock)
+    for seconds in (0.0, 29.0):
+        await clock.advance(seconds)
+        assert state_of(other)[0] is InstanceState.RUNNING
+        other.remove(InstanceId("id"))
+    await clock.advance(2.0)
+    assert state_of(other)[0] is InstanceState.EXITED
     containers.remove(InstanceId("id"))
     assert containers.instances(frozenset()) == []
 
 
-async def test_start_of_another_leader_is_left_time(clock, engine):
-    other = containers_of(engine, clock)
-    assert state_of(other)[0] is InstanceState.RUNNING
-    await clock.advance(29.0)
-    assert state_of(other)[0] is InstanceState.RUNNING
-    other.remove(InstanceId("id"))
-    await clock.advance(2.0)
-    assert state_of(other)[0] is InstanceState.EXITED
-
-
+@pytest.mark.usefixtures("containers")
 def test_copy_of_a_container_is_not_a_worker_and_is_reported_once(engine, clock):
     engine.made["copy"] = {**engine.made["id"], "Id": "copy", "Names": ["/copy"]}
     containers = containers_of(engine, clock)
