@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from broker_steps import kill_within
 from managed_pool import publish_to
 
 from osrdyne.amqp import Message
@@ -96,14 +97,79 @@ async def test_worker_that_lives_on_is_waited_for_and_not_blamed(pool):
     assert "may be innocent" in str(await pool.detail())
 
 
-async def test_request_that_only_waited_in_the_queue_is_not_blamed(pool):
+@pytest.mark.parametrize("kills", [1, 2, 5])
+@pytest.mark.proves("workers/process-of-others-ends")
+async def test_request_whose_workers_others_ended_is_put_back_and_never_without_end(pool, kills):
+    """A request that only waited in them; it runs then. One that fails itself gets no more than its limit."""
     await pool.send(b"innocent")
-    await pool.report(b"deadly")
-    pool.worker_dies()
-    await pool.stack.clock.settle()
-    await pool.reject_to_the_end()
+    for _ in range(kills):
+        await pool.report(b"deadly")
+        pool.worker_dies()
+        await pool.stack.clock.advance(60)
+    consumer = await pool.stack.consume("k")
+    deliveries = 0
+    while not await pool.entries():
+        assert pool.stack.waiting("k") == [b"innocent"]
+        for _ in range(LIMIT):
+            await (await consumer.get()).reject()
+            await pool.stack.clock.settle()
+        deliveries += LIMIT
+        await pool.stack.clock.advance(1)
     [entry] = await pool.entries()
-    assert (entry.deaths, entry.unexplained) == ((), LIMIT)
+    assert (entry.deaths, deliveries) == ((), 2 * LIMIT)
+
+
+@pytest.mark.proves("workers/process-of-others-ends")
+async def test_five_kills_of_all_workers_make_no_harmless_request_poison(clock, broker):
+    """Twenty keys in one process, with four requests each, of which one runs."""
+    keys = [f"k{number}" for number in range(20)]
+    settings = settings_for()
+    settings = settings.model_copy(
+        update={"lifecycle": settings.lifecycle.model_copy(update={"max_concurrent_starts": 20})}
+    )
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        for key in keys:
+            for number in range(4):
+                await stack.publish(key, b"%d" % number)
+        for _ in range(5):
+            await clock.advance(60)
+            channels = [FakeChannel(broker) for _ in keys]
+            for key, channel in zip(keys, channels, strict=True):
+                await channel.consume(f"pool-req-{key}", prefetch=4)
+                await stack.report(key, Event.READY)
+                await stack.report(key, Event.BUSY, in_flight=4, requests=["deadly"])
+            for key, channel in zip(keys, channels, strict=True):
+                stack.driver.exit_instance(stack.driver.workers_of(Key(key))[0].instance.instance_id, signal="SIGKILL")
+                await channel.close()
+        await clock.advance(60)
+        assert (broker.bodies("pool-poison"), broker.bodies("pool-dl")) == ([], [])
+        assert [sorted(stack.waiting(key)) for key in keys] == [[b"0", b"1", b"2", b"3"]] * 20
+        assert stack.metrics.registry.get_sample_value("osrdyne_put_back_total") == 80.0
+
+
+@pytest.mark.parametrize("at", ["before the copy", "after the copy"])
+@pytest.mark.proves("workers/process-of-others-ends")
+async def test_leader_that_dies_while_it_puts_a_request_back_loses_nothing(clock, broker, at):
+    step = ("publish", "pool-req-xchg", at == "after the copy")
+    broker.declare_queue("replies", {})
+    async with leading(clock, broker=broker, settings=SETTINGS) as stack:
+        pool = Pool(stack)
+        await pool.send(b"innocent")
+        await pool.report(b"deadly")
+        pool.worker_dies()
+        await clock.advance(60)
+
+        async def kill(command):
+            if command == step:
+                kill_within(stack)
+
+        broker.hook = kill
+        await pool.reject_to_the_end()
+    broker.hook = None
+    async with leading(clock, broker=broker, settings=SETTINGS) as stack:
+        await clock.advance(5)
+        assert len(broker.bodies("replies")) == 1  # the new leader saw no death
+        assert stack.waiting("k") == [b"innocent"] * (at == "after the copy")
 
 
 async def test_readings_at_once_all_see_everything(direct):
