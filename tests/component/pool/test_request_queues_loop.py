@@ -313,17 +313,18 @@ class TestFaults:
         """The name of a queue holds a short key whole; the argument that holds a long one is compared."""
         long = "a" * 300
         stack.broker.declare_queue(stack.names.request_queue(Key(long)), OURS | {"x-osrdyne-key": long})
-        await require(stack)
-        await stack.report("a", Event.READY)
         stack.management.available = False
         await require(stack, long, "b")
         await stack.clock.advance(10.0)
         assert (stack.is_bound(long), stack.is_bound("b")) == (False, True)
-        await stack.clock.advance(290.0)
+        stack.management.available = True
+        await until(stack, lambda: stack.is_bound(long))
+        await require(stack)
+        await stack.report("a", Event.READY)
+        stack.management.available = False
+        await stack.clock.advance(300.0)
         assert (stack.task.done(), stack.running("a")) == (False, 1)
         stack.management.available = True
-        await require(stack, long)
-        await until(stack, lambda: stack.is_bound(long))
         await until(stack, lambda: not stack.has_queue("a"))
 
     async def test_hanging_declaration_of_one_key_delays_no_other(self, stack: Stack) -> None:
