@@ -1,7 +1,5 @@
 """Check the rows of a long table in one test: a report and a set-up for each would cost more than the checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

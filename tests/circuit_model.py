@@ -4,8 +4,6 @@
 against both, and compares everything that can be seen after each step.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

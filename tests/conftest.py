@@ -7,8 +7,6 @@ A missing RabbitMQ fails the tests that need it; nothing is skipped.
 The report of a failed test holds what its process logged, and the ends of the log files below its `tmp_path`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -16,7 +14,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +92,7 @@ def run_apart(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_runtime_directory() -> Iterator[None]:
+def own_runtime_directory():
     """The Unix sockets of the daemons of this run are in a directory of their own, with a short path."""
     with tempfile.TemporaryDirectory(prefix="osr-") as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", directory)
@@ -102,7 +100,7 @@ def own_runtime_directory() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
+def logs_as_before():
     """A command that a test runs in this process sets the level of its logs, and the next test may look at warnings."""
     if not structlog.is_configured():
         configure_events("warning", as_json=False)
@@ -113,7 +111,7 @@ def logs_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def events_in_reports() -> Iterator[None]:
+def events_in_reports():
     """Log everything to standard error, which pytest shows of a failed test."""
     configure_events("debug", as_json=False)
     yield
@@ -149,7 +147,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(request: pytest.FixtureRequest) -> Iterator[Broker]:
+def rabbitmq(request):
     """The RabbitMQ of the run."""
     given = [os.environ.get(f"OSRDYNE_TEST_{name}_URI") for name in ("AMQP", "MANAGEMENT")]
     plugin = request.config.pluginmanager.get_plugin("plugins.shared_rabbitmq")
@@ -166,7 +164,7 @@ def rabbitmq(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def broker(rabbitmq: Broker) -> Iterator[Broker]:
+def broker(rabbitmq):
     """A virtual host of the module's own, with the user of the run. It is deleted with all that tests leave in it."""
     name = f"tests-{secrets.token_hex(6)}"
     user = unquote(urlsplit(rabbitmq.management_uri).username or "guest")
@@ -180,7 +178,7 @@ def broker(rabbitmq: Broker) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def broker_settings(broker: Broker) -> BrokerSettings:
+def broker_settings(broker):
     """With limits that no machine is too slow for: a daemon that shares its event loop with a test keeps its lead."""
     return BrokerSettings(
         uri=SecretStr(broker.amqp_uri),
@@ -193,7 +191,7 @@ def broker_settings(broker: Broker) -> BrokerSettings:
 
 
 @pytest.fixture
-def pool_id(broker: Broker) -> Iterator[str]:
+def pool_id(broker):
     """A fresh pool id. Its global parameters, which belong to no virtual host, are deleted after the test."""
     pool = f"t{secrets.token_hex(6)}"
     yield pool
@@ -204,13 +202,13 @@ def pool_id(broker: Broker) -> Iterator[str]:
 
 
 @pytest.fixture
-async def management(broker_settings: BrokerSettings) -> AsyncIterator[ManagementClient]:
+async def management(broker_settings):
     async with ManagementClient(broker_settings) as client:
         yield client
 
 
 @pytest.fixture
-async def connection(broker: Broker) -> AsyncIterator[amqp.Connection]:
+async def connection(broker):
     """A plain connection of the test's own."""
     options = amqp.ConnectionOptions(
         uri=broker.amqp_uri, name="osrdyne test", connect_timeout=PATIENCE, rpc_timeout=PATIENCE
@@ -221,6 +219,6 @@ async def connection(broker: Broker) -> AsyncIterator[amqp.Connection]:
 
 
 @pytest.fixture
-async def channel(connection: amqp.Connection) -> amqp.Channel:
+async def channel(connection):
     """A channel with publisher confirms."""
     return await connection.channel(confirms=True)

@@ -1,7 +1,5 @@
 """AMQP connections of tests that need nothing else of a caller."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress

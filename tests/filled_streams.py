@@ -1,7 +1,5 @@
 """Streams with messages, for the tests of their readers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice

@@ -4,8 +4,6 @@ The process is a real one, with its own pid, signals, exit code and log. Its com
 the fork server, and so tests about the process list start the command itself.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

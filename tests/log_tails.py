@@ -1,7 +1,5 @@
 """The last lines of log files, for a reader who has nothing but the report of a failed test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

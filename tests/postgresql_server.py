@@ -1,7 +1,5 @@
 """A private PostgreSQL for the tests that need one: a cluster in a temporary directory, gone with the run."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -108,13 +106,13 @@ def running_postgresql() -> Iterator[PostgresqlServer]:
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
+def postgresql():
     """A server for all tests of this process: make a database of your own in it."""
     with running_postgresql() as server:
         yield server
 
 
 @pytest.fixture
-def database(postgresql: PostgresqlServer) -> str:
+def database(postgresql):
     """The URI of an empty database."""
     return postgresql.new_database()

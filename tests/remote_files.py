@@ -1,7 +1,5 @@
 """What the SQL pipeline promises of every remote file system: the suite that the tests of HDFS and of S3 run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -94,13 +92,13 @@ class RemoteFilesSuite:
     partition = "day"
 
     @pytest.fixture
-    def exports(self, base: str) -> str:
+    def exports(self, base):
         """Where the directory of exports is: it needs a URL."""
         return base
 
     @pytest.fixture
-    def make_call(self, session: Any, exports: str, tmp_path: Path) -> MakeCall:
-        def make(path: str, *, watch: bool = False, exports: str = exports, **table: Any) -> Call:
+    def make_call(self, session, exports, tmp_path):
+        def make(path, *, watch=False, exports=exports, **table):
             config = {
                 "datasets": [{"key": "{name}", "watch": watch, "tables": [{"view": "t", "path": path, **table}]}],
                 "export": {"directory": f"{exports}/exports/{tmp_path.name}", "max_bytes": 1_000_000},
@@ -112,7 +110,7 @@ class RemoteFilesSuite:
         return make
 
     @pytest.mark.parametrize("path", ["data/k/numbers", "data/{name}/numbers"], ids=["fixed", "of key"])
-    def test_dataset_is_read_and_cached(self, session: Any, base: str, make_call: MakeCall, path: str) -> None:
+    def test_dataset_is_read_and_cached(self, session, base, make_call, path):
         written(session, f"{base}/data/k/numbers", 10)
         call = make_call(f"{base}/{path}", cache=True)
         assert ask(call) == [[10, 45]]
@@ -120,9 +118,7 @@ class RemoteFilesSuite:
         assert pipeline.cache_status(call)["views"][0]["cached"]
         assert ask(call) == [[10, 45]]
 
-    def test_missing_data_is_reported_and_found_once_it_is_there(
-        self, session: Any, base: str, make_call: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_missing_data_is_reported_and_found_once_it_is_there(self, session, base, make_call, tmp_path, monkeypatch):
         path = f"{base}/late/{tmp_path.name}"
         call = make_call(path)
         with pytest.raises(RequestError) as caught:
@@ -132,12 +128,10 @@ class RemoteFilesSuite:
         monkeypatch.setattr(call.context.state, "_tried_at", float("-inf"))
         assert ask(call) == [[3, 3]]
 
-    def test_changes_of_a_watched_dataset_are_found(
-        self, session: Any, base: str, make_call: MakeCall, tmp_path: Path
-    ) -> None:
+    def test_changes_of_a_watched_dataset_are_found(self, session, base, make_call, tmp_path):
         path = f"{base}/watched/{tmp_path.name}"
 
-        def write(count: int) -> None:
+        def write(count):
             frame = session.range(count).selectExpr("id", f"id % 3 as `{self.partition}`")
             frame.write.partitionBy(self.partition).mode("overwrite").parquet(path)
 
@@ -154,9 +148,7 @@ class RemoteFilesSuite:
         assert pipeline.newest_version(call.context) == call.context.data_version
 
     @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
-    def test_export_is_written_once_with_its_manifest(
-        self, session: Any, base: str, exports: str, make_call: MakeCall, kind: str
-    ) -> None:
+    def test_export_is_written_once_with_its_manifest(self, session, base, exports, make_call, kind):
         call = make_call(written(session, f"{base}/source", 100))
         first = export(call, format=kind, id="one")
         assert (first["rows"], first["repeated"]) == (100, False)

@@ -3,11 +3,9 @@
 `tests/conftest.py` loads them for every folder. Spark is imported where it is used: most tests do without it.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context
 
 if TYPE_CHECKING:
-    from osrdyne_worker.spark.session import SparkSessions
+    pass
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
 """An option of the JVM: optimising code for later takes more processor time than these tests are there."""
@@ -37,14 +35,14 @@ MakeCall = Callable[..., Call]
 
 
 @pytest.fixture(scope="session")
-def sessions() -> SparkSessions:
+def sessions():
     from osrdyne_worker.pipelines.sql import sessions
 
     return sessions
 
 
 @pytest.fixture(scope="session")
-def spark(java: None, sessions: SparkSessions) -> Iterator[Any]:
+def spark(java, sessions):
     """The session that all tests share, built as a worker builds its own."""
     session = sessions.build(Context(key=Key("tests"), pool="tests", worker_config={"spark": SMALL_SPARK}))
     yield session
@@ -52,7 +50,7 @@ def spark(java: None, sessions: SparkSessions) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def tpch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tpch(tmp_path_factory):
     """A directory with `sf=0.001/<table>.parquet` for the eight tables of TPC-H."""
     directory = tmp_path_factory.mktemp("tpch")
     generator = Path(sys.executable).with_name("tpchgen-cli")
@@ -62,7 +60,7 @@ def tpch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tpch_config(tpch: Path) -> dict[str, Any]:
+def tpch_config(tpch):
     tables = sorted(path.stem for path in (tpch / "sf=0.001").iterdir())
     return {
         "datasets": [
@@ -75,12 +73,12 @@ def tpch_config(tpch: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def make_call(spark: Any) -> MakeCall:
+def make_call(spark):
     """Builds a call of a worker for `key`: its data is opened as at start, in a session with views of its own."""
 
     from osrdyne_worker.pipelines.sql import open_data
 
-    def build(config: Mapping[str, Any], key: str, *, accept: str | None = None) -> Call:
+    def build(config, key, *, accept=None):
         context = Context(key=Key(key), pool="tests", config=config, session=spark.newSession())
         context = replace(context, state=open_data(context))
         headers = {} if accept is None else {"accept": accept}
@@ -90,6 +88,6 @@ def make_call(spark: Any) -> MakeCall:
 
 
 @pytest.fixture(scope="session")
-def tpch_call(make_call: MakeCall, tpch_config: dict[str, Any]) -> Call:
+def tpch_call(make_call, tpch_config):
     """A call of the worker for the TPC-H data, shared by the tests that only ask."""
     return make_call(tpch_config, "tpch/sf=0.001")

@@ -1,7 +1,5 @@
 """Ingests of telemetry without Spark and RabbitMQ: the same tasks and commits, of messages made up here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

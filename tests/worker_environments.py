@@ -1,7 +1,5 @@
 """The environment of a worker for tests of what is done with one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Daemons for tests: real processes, that end with the test and have logged no traceback."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,20 +9,20 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from daemon_process import DaemonProcess, MakeDaemon
-from durable_caller import DurableCaller, durable_caller
-from managed_callers import Answers, answers_of
+from durable_caller import durable_caller
+from managed_callers import answers_of
 from own_home import own_home
 
 from osrdyne.config.models import BrokerSettings
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_start_processes(processes: None) -> None:
+def all_start_processes(processes):
     """A daemon, its workers and commands."""
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> dict[str, str]:
+def home(tmp_path):
     """The environment of a user whose home is empty."""
     return own_home(tmp_path)
 
@@ -67,16 +65,14 @@ async def daemons(broker_settings: BrokerSettings, pool_id: str, directory: Path
 
 
 @pytest.fixture
-async def make_daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[MakeDaemon]:
+async def make_daemon(broker_settings, pool_id, tmp_path):
     """Makes a daemon of the test's pool, with these settings over short delays; the test starts it."""
     async with daemons(broker_settings, pool_id, tmp_path) as make:
         yield make
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_daemon(
-    request: pytest.FixtureRequest, broker_settings: BrokerSettings, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[DaemonProcess]:
+async def shared_daemon(request, broker_settings, tmp_path_factory):
     """The daemon of all tests of a module, with its `SETTINGS`, in a pool of its own. Each test has its own keys."""
     directory = tmp_path_factory.mktemp("shared")
     async with daemons(broker_settings, f"t{secrets.token_hex(6)}", directory) as make:
@@ -86,18 +82,18 @@ async def shared_daemon(
 
 
 @pytest.fixture
-async def shared_caller(shared_daemon: DaemonProcess) -> AsyncIterator[DurableCaller]:
+async def shared_caller(shared_daemon):
     async with durable_caller(shared_daemon.amqp_uri, shared_daemon.pool) as connected:
         yield connected
 
 
 @pytest.fixture
-async def caller(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[DurableCaller]:
+async def caller(broker_settings, pool_id):
     async with durable_caller(broker_settings.uri.get_secret_value(), pool_id) as connected:
         yield connected
 
 
 @pytest.fixture
-async def answers(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[Answers]:
+async def answers(broker_settings, pool_id):
     async with answers_of(broker_settings.uri.get_secret_value(), pool_id) as collected:
         yield collected

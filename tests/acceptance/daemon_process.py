@@ -1,7 +1,5 @@
 """A daemon as its users run it, `osrdyne run` in a process of its own, and what tests do to it and see of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

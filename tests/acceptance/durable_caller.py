@@ -1,7 +1,5 @@
 """A caller that loses nothing: requests published with confirms, answers in a durable queue. It survives the broker."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

@@ -4,8 +4,6 @@
 `{KEY: {"runtime": {…}}}` changes settings of the runtime.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

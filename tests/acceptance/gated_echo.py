@@ -1,8 +1,6 @@
 """The echo worker, a request that runs until a file exists, for tests that need it to be under way meanwhile, and one
 of a backend that may fail."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Arguments: the program and its own arguments. `KILL_AT` names the moment, one of
 ends as usual.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

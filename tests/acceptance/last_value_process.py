@@ -1,7 +1,5 @@
 """The reader of last values as its users run it: `osrdyne last-value` in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

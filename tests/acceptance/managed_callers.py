@@ -1,7 +1,5 @@
 """What callers of a managed pool do, and the answers that they get, in the order in which they come."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence

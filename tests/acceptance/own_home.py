@@ -1,7 +1,5 @@
 """A user with a home of their own, for commands that need no configuration; and what they left running."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path

@@ -4,8 +4,6 @@ Like the reference's own it takes the first reply for the last one, and stops at
 `core_error`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ It answers with its key, the path and the body of a request. `/error` is answere
 the queue once, and `/hold` is answered when the file exists that its body names.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,14 +1,12 @@
 """kill -9 of the daemon in the middle of a change: what the audit shows afterwards, on a real RabbitMQ."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon
+from daemon_process import DaemonProcess
 
 LAUNCHER = Path(__file__).with_name("killed_change.py")
 
@@ -26,7 +24,7 @@ async def active(daemon: DaemonProcess) -> str | None:
 
 
 @pytest.mark.proves("api/daemon-killed-middle-change")
-async def test_daemon_killed_in_a_change_leaves_a_record_of_how_far_it_came(make_daemon: MakeDaemon) -> None:
+async def test_daemon_killed_in_a_change_leaves_a_record_of_how_far_it_came(make_daemon):
     daemon = make_daemon(launcher=[sys.executable, str(LAUNCHER)], audit={"required": True})
     for number, moment in enumerate(("before_the_change", "after_the_change")):
         daemon.variables["KILL_AT"] = moment

@@ -1,12 +1,8 @@
 """RabbitMQ goes away under load and comes back: so do the daemon and its workers, by themselves, without a loss."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from daemon_process import MakeDaemon
 from durable_caller import DurableCaller, durable_caller
 
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
@@ -21,7 +17,7 @@ DOWN = 5.0
 
 
 @pytest.fixture
-async def own_broker() -> AsyncIterator[EmbeddedBroker]:
+async def own_broker():
     async with EmbeddedBroker() as broker:
         yield broker
 
@@ -35,9 +31,7 @@ async def keep_asking(caller: DurableCaller, key: str, stop: asyncio.Event) -> N
 
 
 @pytest.mark.proves("broker/rabbitmq-stops-killed-restarts", "reference-defects/4-broker-restart-lost")
-async def test_broker_restarted_under_load_costs_no_request_and_no_worker(
-    own_broker: EmbeddedBroker, make_daemon: MakeDaemon
-) -> None:
+async def test_broker_restarted_under_load_costs_no_request_and_no_worker(own_broker, make_daemon):
     """First it is stopped in order, then it is killed."""
     daemon = make_daemon(
         amqp_uri=own_broker.amqp_uri,

@@ -3,16 +3,14 @@
 On RabbitMQ, with real workers; the leader is killed while the circuit is open and half open.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, until
-from managed_callers import LONG, Answers, apply, managed, numbered, until_passed_on
+from daemon_process import DaemonProcess, until
+from managed_callers import LONG, apply, managed, numbered, until_passed_on
 
 SAMPLES = 4
 HOUR = 3_600_000
@@ -54,7 +52,7 @@ class Backend:
 
 
 @pytest.fixture
-def backend(tmp_path: Path) -> Backend:
+def backend(tmp_path):
     return Backend(tmp_path)
 
 
@@ -78,15 +76,13 @@ async def until_state(daemon: DaemonProcess, state: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.proves("circuits/leader-dies-probe-under", "circuits/requests-route-fail-circuit")
-async def test_circuit_of_a_failing_backend_opens_probes_and_closes(
-    make_daemon: MakeDaemon, answers: Answers, backend: Backend, tmp_path: Path
-) -> None:
+async def test_circuit_of_a_failing_backend_opens_probes_and_closes(make_daemon, answers, backend, tmp_path):
     daemon = managed(make_daemon)
     await daemon.start()
     apply(daemon, tmp_path, {"upstream": "FROM /messages/* INTO $upstream"})
     configure(daemon, tmp_path)
 
-    async def send(prefix: str, count: int) -> list[str]:
+    async def send(prefix, count):
         names = {key: numbered(f"{prefix} {key}", count) for key in KEYS}
         for key, mine in names.items():
             await answers.send("any", mine, key=key, path="/backend", body=backend.body)

@@ -1,12 +1,9 @@
 """Commands as processes: a mistake is one line and an exit code, a signal or a closed pipe ends one in order."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from daemon_process import OSRDYNE, PATIENCE, own_environment
@@ -17,10 +14,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path):
     """Starts a command where there is no RabbitMQ; `variables` are those of its environment."""
 
-    def run(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def run(*arguments, **variables):
         own = {"OSRDYNE__BROKER__URI": "amqp://user:hidden@127.0.0.1:1/", "XDG_STATE_HOME": str(tmp_path / "state")}
         environment, pipe = own_environment(**{**own, **variables}), subprocess.PIPE
         return subprocess.Popen(
@@ -39,12 +36,12 @@ def assert_one_line(process: subprocess.Popen[str], code: int, *names: str) -> N
     assert "hidden" not in errors + output
 
 
-def test_mistake_in_the_file_names_its_line(start: Start, tmp_path: Path) -> None:
+def test_mistake_in_the_file_names_its_line(start, tmp_path):
     (tmp_path / "osrdyne.yaml").write_text("pool:\n  idd: x\n")
     assert_one_line(start("run"), 2, "pool.idd", "osrdyne.yaml:2", "pool.id?")
 
 
-def test_wrong_uri_is_refused_without_being_shown(start: Start) -> None:
+def test_wrong_uri_is_refused_without_being_shown(start):
     run = start("run", OSRDYNE__BROKER__URI="amqp://user:hidden/1@host")
     assert_one_line(run, 2, "broker.uri", "OSRDYNE__BROKER__URI")
 
@@ -79,9 +76,7 @@ app = App(check_config=create_model("Config", threshold=(int, ...)).model_valida
         pytest.param([*worker(placement="pooled"), "--driver=noop"], ["worker.placement"], id="no processes"),
     ],
 )
-def test_mistake_is_found_before_anything_starts(
-    start: Start, tmp_path: Path, arguments: list[str], names: list[str]
-) -> None:
+def test_mistake_is_found_before_anything_starts(start, tmp_path, arguments, names):
     (tmp_path / "mine.py").write_text(OWN_MODEL)
     variables = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(tmp_path))
     if "ca_file" in arguments[-1]:
@@ -89,19 +84,19 @@ def test_mistake_is_found_before_anything_starts(
     assert_one_line(start(*arguments, **variables), 2, *names)
 
 
-def test_port_that_is_taken_ends_the_daemon_at_once(start: Start) -> None:
+def test_port_that_is_taken_ends_the_daemon_at_once(start):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         run = start("run", "--driver", "noop", "--log-level", "error", "--set", f"api.port={port}")
         assert_one_line(run, 2, str(port))
 
 
-def test_missing_daemon_is_one_line(start: Start) -> None:
+def test_missing_daemon_is_one_line(start):
     assert_one_line(start("groups", "show", "k", "--api", "http://127.0.0.1:1"), 1, "http://127.0.0.1:1", "osrdyne run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(start: Start, number: int) -> None:
+def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(start, number):
     process = start("run", "--driver", "noop", "--set", "api.port=0")
     assert process.stderr is not None
     text = ""
@@ -116,7 +111,7 @@ def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(start: Start, 
     assert "hidden" not in text
 
 
-def test_interrupted_command_exits_with_130(start: Start) -> None:
+def test_interrupted_command_exits_with_130(start):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         process = start("status", "--api", f"http://127.0.0.1:{silent.getsockname()[1]}")
         connection, _ = silent.accept()
@@ -127,7 +122,7 @@ def test_interrupted_command_exits_with_130(start: Start) -> None:
     assert (process.returncode, errors) == (130, "")
 
 
-def test_output_into_a_closed_pipe_is_not_an_error(start: Start) -> None:
+def test_output_into_a_closed_pipe_is_not_an_error(start):
     process = start("check-config")
     assert process.stdout is not None
     assert process.stderr is not None

@@ -1,12 +1,10 @@
 """kill -9 of the daemon at any time: no confirmed request is lost, workers go on, no key gets a second one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon
+from daemon_process import DaemonProcess
 from durable_caller import DurableCaller, durable_caller
 
 KEYS = ("infra=42,timetable=24", "a", "b")
@@ -31,9 +29,7 @@ async def while_requests_run(daemon: DaemonProcess, caller: DurableCaller) -> No
     "moment", [right_after_a_burst, while_requests_run], ids=lambda moment: getattr(moment, "__name__", None)
 )
 @pytest.mark.proves("controller/leader-killed")
-async def test_daemon_killed_under_load_loses_nothing(
-    make_daemon: MakeDaemon, caller: DurableCaller, moment: Moment
-) -> None:
+async def test_daemon_killed_under_load_loses_nothing(make_daemon, caller, moment):
     daemon = make_daemon()
     await daemon.start()
     async with daemon.watching_for_twins():
@@ -50,9 +46,7 @@ async def test_daemon_killed_under_load_loses_nothing(
 
 
 @pytest.mark.proves("controller/daemon-runs")
-async def test_while_no_daemon_runs_workers_answer_and_other_requests_expire(
-    make_daemon: MakeDaemon, caller: DurableCaller
-) -> None:
+async def test_while_no_daemon_runs_workers_answer_and_other_requests_expire(make_daemon, caller):
     daemon = make_daemon()
     await daemon.start()
     pid = (await caller.info("k"))["pid"]
@@ -89,7 +83,7 @@ async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, object]) 
         assert len(daemon.pids("k")) <= 1, event  # the group may have ended again
 
 
-async def test_daemons_killed_while_a_group_ends_lose_nothing(make_daemon: MakeDaemon, pool_id: str) -> None:
+async def test_daemons_killed_while_a_group_ends_lose_nothing(make_daemon, pool_id):
     """Each step in a pool of its own, side by side."""
     async with asyncio.TaskGroup() as group:
         for number, (event, fields) in enumerate(STEPS.items()):

@@ -1,7 +1,5 @@
 """Demos, as `make` runs them: every step succeeds, and no process is left."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -24,7 +22,7 @@ def output_of(name: str, *options: str, home: dict[str, str], directory: Path) -
     return demo.stdout
 
 
-def test_demo_tells_its_story(home: dict[str, str], tmp_path: Path) -> None:
+def test_demo_tells_its_story(home, tmp_path):
     output = output_of("demo.py", home=home, directory=tmp_path)
     assert "all groups gone" in output
     parts = r"cold start of .* in parts:\s+process .* jvm .* session .* load .* first_query"
@@ -33,9 +31,7 @@ def test_demo_tells_its_story(home: dict[str, str], tmp_path: Path) -> None:
     assert re.search(r"its memory with its JVM: \d+ MiB, \d+ MiB per key", output)
 
 
-def test_circuit_recovers_and_quota_runs_out_after_the_predicted_number_of_messages(
-    home: dict[str, str], tmp_path: Path
-) -> None:
+def test_circuit_recovers_and_quota_runs_out_after_the_predicted_number_of_messages(home, tmp_path):
     output = output_of("demo_protection.py", home=home, directory=tmp_path)
     assert "20 of 20 requests have failed, the circuit of 'billing' is open" in output
     assert output.count("is answered") == 4
@@ -43,7 +39,7 @@ def test_circuit_recovers_and_quota_runs_out_after_the_predicted_number_of_messa
     assert "measured:  125 messages were accepted" in output
 
 
-def test_demo_of_telemetry_shows_the_examples_and_draws_a_graph(home: dict[str, str], tmp_path: Path) -> None:
+def test_demo_of_telemetry_shows_the_examples_and_draws_a_graph(home, tmp_path):
     graph = tmp_path / "lag.png"
     options = ("--spike", "1", "--minutes", "2", "--graph", str(graph))
     output = output_of("demo_telemetry.py", *options, home=home, directory=tmp_path)

@@ -1,13 +1,10 @@
 """`osrdyne dev` in one terminal, `osrdyne call` without options in another; it ends by a signal in any phase."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pty
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +57,7 @@ class Dev:
 
 
 @pytest.fixture
-def dev(request: pytest.FixtureRequest, home: dict[str, str], tmp_path: Path) -> Iterator[Dev]:
+def dev(request, home, tmp_path):
     """With the echo worker, or with other options by `@pytest.mark.parametrize(..., indirect=True)`."""
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "mine.py").write_text(APP.replace("VERSION", "1"))
@@ -113,7 +110,7 @@ async def interrupt(dev: Dev) -> int | None:
     return dev.process.returncode
 
 
-async def test_interrupt_during_the_start_ends_it_at_once(dev: Dev, home: dict[str, str]) -> None:
+async def test_interrupt_during_the_start_ends_it_at_once(dev, home):
     await until(lambda: "Starting RabbitMQ" in dev.read() and any(Path(home["TMPDIR"]).iterdir()), "the start")
     assert await interrupt(dev) == 130, dev.shown
     assert "osrdyne dev is up" not in dev.shown
@@ -127,14 +124,14 @@ async def start_worker(dev: Dev, home: dict[str, str]) -> None:
 
 
 @pytest.mark.proves("workers/dev-killed")
-async def test_kill_leaves_no_worker(dev: Dev, home: dict[str, str]) -> None:
+async def test_kill_leaves_no_worker(dev, home):
     await start_worker(dev, home)
     dev.process.kill()
     await until(lambda: commands_of(home) == [], "RabbitMQ and the worker have ended")
 
 
 @pytest.mark.nightly
-async def test_terminal_that_is_closed_ends_the_workers_too(dev: Dev, home: dict[str, str]) -> None:
+async def test_terminal_that_is_closed_ends_the_workers_too(dev, home):
     await start_worker(dev, home)
     dev.close()
     # The log line of its worker cannot be written.
@@ -146,10 +143,10 @@ async def test_terminal_that_is_closed_ends_the_workers_too(dev: Dev, home: dict
 
 
 @pytest.mark.parametrize("dev", [MINE], indirect=True, ids=["own application"])
-async def test_changed_application_answers_without_a_restart(dev: Dev, home: dict[str, str], tmp_path: Path) -> None:
+async def test_changed_application_answers_without_a_restart(dev, home, tmp_path):
     """One that cannot be imported leaves the present worker as it is."""
 
-    async def version() -> str:
+    async def version():
         return (await osrdyne(dev, home, "call", "k", "/version", "-d", "", "-o", "json")).strip()
 
     await dev.until_shown("osrdyne dev is up")
@@ -166,7 +163,7 @@ async def test_changed_application_answers_without_a_restart(dev: Dev, home: dic
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("dev", [SPARK], indirect=True, ids=["spark"])
-async def test_stack_of_one_command_answers_another_and_leaves_nothing(dev: Dev, home: dict[str, str]) -> None:
+async def test_stack_of_one_command_answers_another_and_leaves_nothing(dev, home):
     await dev.until_shown("osrdyne dev is up")
     assert announcement_of(home).stat().st_mode & 0o077 == 0
     query = '{"query": "select count(*) as items from lineitem"}'

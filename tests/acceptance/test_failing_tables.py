@@ -1,19 +1,14 @@
 """A table refuses writes: alarms, last values and the other table go on, and it stores later what it missed."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from daemon_process import WORKER, MakeDaemon, until
+from daemon_process import WORKER, until
 from last_value_process import LastValueProcess
 from managed_callers import apply, ingesting, managed
 from stored_telemetry import refusing_writes
 
-from osrdyne.client import AsyncClient
 from osrdyne_worker.pipelines.telemetry.table import Table
 
 pytestmark = [pytest.mark.nightly, pytest.mark.one_rabbitmq, pytest.mark.timeout(1800)]
@@ -37,9 +32,7 @@ def stored(table: Table) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.proves("telemetry-tables/disk-table-full-directory")
-async def test_failure_of_the_warm_table_is_not_seen_on_other_paths(
-    make_daemon: MakeDaemon, pool_id: str, tmp_path: Path
-) -> None:
+async def test_failure_of_the_warm_table_is_not_seen_on_other_paths(make_daemon, pool_id, tmp_path):
     warm, cold = Table(tmp_path / "warm"), Table(tmp_path / "cold")
     lasting = {"pool": f"{pool_id}_i", "lifecycle": {"stop_delay": "10m"}}
     ingest = ingesting(make_daemon, tmp_path, pool_id, warm, cold, config={"timeout": 120}, **lasting)
@@ -57,20 +50,20 @@ async def test_failure_of_the_warm_table_is_not_seen_on_other_paths(
     await asyncio.gather(ingest.start(), daemon.start())
     apply(daemon, tmp_path, ROUTES)
 
-    async def raise_alarm(client: AsyncClient, value: int) -> None:
+    async def raise_alarm(client, value):
         body = {"series": "a", "value": value}
         assert (await client.call(KEY, "/alarm", body, headers={"level": "alarm"}, timeout=300)).status == "ok"
 
-    async def is_newest() -> bool:
+    async def is_newest():
         found = (await daemon.get("/v1/last", key=KEY)).get("values", [])
         return bool(found and found[0]["value"] == 29)
 
-    async def failures() -> Any:
+    async def failures():
         [found] = [one for one in (await daemon.get("/v1/telemetry"))["tables"] if one["table"] == "warm"]
         return found["partitions"][0]["failures"]
 
-    async def until_stored(count: int, *tables: Table) -> None:
-        def have_all() -> bool:
+    async def until_stored(count, *tables):
+        def have_all():
             return all({value for _, _, value in stored(table)} == set(range(count)) for table in tables)
 
         await until(have_all, f"{count} alarms are stored", timeout=SPARK_PATIENCE, interval=1.0)

@@ -1,9 +1,5 @@
 """The fault suite, short: every family of faults once, faster than one can recover. `make chaos` has more of it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.chaos.run import Run, report
@@ -17,7 +13,7 @@ LENGTH, INTERVAL = 10.5, 1.5
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.proves("controller/wall-clock-jumps")
-async def test_pool_survives_faults_of_all_kinds_in_sequence(tmp_path: Path) -> None:
+async def test_pool_survives_faults_of_all_kinds_in_sequence(tmp_path):
     faults = make_schedule(SEED, LENGTH, interval=INTERVAL)
     verdict, done = await Run(SEED, faults, tmp_path).execute()
     assert verdict.passed, report(verdict, done, seed=SEED)

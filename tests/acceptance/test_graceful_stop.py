@@ -1,19 +1,13 @@
 """SIGTERM and SIGINT: consumers first, workers go on and are adopted by the next daemon, unless asked otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
-from pathlib import Path
 
 import pytest
-from daemon_process import MakeDaemon, until
-from durable_caller import DurableCaller
+from daemon_process import until
 
 
-async def test_daemon_that_stops_its_workers_leaves_none(
-    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
-) -> None:
+async def test_daemon_that_stops_its_workers_leaves_none(make_daemon, caller, tmp_path):
     daemon, gate = make_daemon(), tmp_path / "gate"
     await daemon.start("--stop-workers")
     await asyncio.gather(caller.info("a"), caller.info("b"))
@@ -28,7 +22,7 @@ async def test_daemon_that_stops_its_workers_leaves_none(
 
 
 @pytest.mark.proves("controller/several-daemons-run-one")
-async def test_second_daemon_of_a_pool_stands_by_and_takes_over(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+async def test_second_daemon_of_a_pool_stands_by_and_takes_over(make_daemon, caller):
     leader, standby = make_daemon(), make_daemon()
     standby.write_settings(driver=leader.settings["driver"])
     standby.state = leader.state
@@ -36,7 +30,7 @@ async def test_second_daemon_of_a_pool_stands_by_and_takes_over(make_daemon: Mak
     standby.launch()
     pid = (await caller.info("k"))["pid"]
 
-    async def stands_by() -> bool:
+    async def stands_by():
         ready = await standby.get("/ready")
         return (ready.get("ready"), ready.get("role"), ready.get("leader")) == (True, "standby", leader.api)
 

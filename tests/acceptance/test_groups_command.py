@@ -1,12 +1,9 @@
 """`osrdyne groups …` from another process, against a running daemon."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
-from daemon_process import WORKER, MakeDaemon, until
+from daemon_process import WORKER, until
 
 pytestmark = pytest.mark.one_rabbitmq
 
@@ -15,7 +12,7 @@ APP = "tests.integration.changing_app:app"
 
 
 @pytest.mark.proves("workers/worker-report-outcome-reload")
-async def test_reload_by_hand_is_answered_with_the_outcome(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+async def test_reload_by_hand_is_answered_with_the_outcome(make_daemon, tmp_path):
     (tmp_path / "data").write_text("0", encoding="utf-8")
     worker = {"app": APP, "config": {"directory": str(tmp_path)}}
     daemon = make_daemon(driver={"options": {"command": [WORKER, APP]}}, worker=worker)

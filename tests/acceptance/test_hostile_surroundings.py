@@ -1,16 +1,10 @@
 """What is wrong around a daemon is one clear sentence and a retry, or an answer to those concerned. No traceback."""
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, free_port, until
-from durable_caller import DurableCaller
+from daemon_process import DaemonProcess, free_port, until
 
-from osrdyne import amqp
-from osrdyne.broker.management.client import ManagementClient
-from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import PoolNames
 
 pytestmark = pytest.mark.one_rabbitmq
@@ -37,9 +31,7 @@ async def until_it_retries(daemon: DaemonProcess) -> str:
 
 @pytest.mark.parametrize("wrong", ["password", pytest.param("management address", marks=pytest.mark.nightly)])
 @pytest.mark.proves("broker/wrong-password-management-plugin")
-async def test_wrong_access_is_reported_and_no_secret_shown(
-    make_daemon: MakeDaemon, broker_settings: BrokerSettings, wrong: str
-) -> None:
+async def test_wrong_access_is_reported_and_no_secret_shown(make_daemon, broker_settings, wrong):
     parts = urlsplit(broker_settings.uri.get_secret_value())
     if wrong == "password":
         daemon = make_daemon(amqp_uri=f"amqp://guest:hidden@{parts.hostname}:{parts.port}/")
@@ -52,8 +44,8 @@ async def test_wrong_access_is_reported_and_no_secret_shown(
 
 @pytest.mark.proves("broker/wrong-password-management-plugin")
 async def test_foreign_controller_queue_is_named_and_the_daemon_recovers(
-    make_daemon: MakeDaemon, channel: amqp.Channel, pool_id: str, management: ManagementClient, caller: DurableCaller
-) -> None:
+    make_daemon, channel, pool_id, management, caller
+):
     orphans = PoolNames(pool_id).orphan_queue
     await channel.declare_queue(orphans)
     daemon = make_daemon()

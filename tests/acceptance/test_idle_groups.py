@@ -1,11 +1,9 @@
 """An idle group goes away in order; a request wakes it at any step, and work is never stopped for being idle."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon
+from daemon_process import DaemonProcess
 from durable_caller import DurableCaller
 
 from osrdyne.broker.management.client import ManagementClient
@@ -46,9 +44,7 @@ async def works_longer_than_all_delays(daemon: DaemonProcess, caller: DurableCal
 
 
 @pytest.mark.proves("reference-defects/8-steady-use-unbound", "workers/job-runs-longer-both")
-async def test_groups_without_work_go_and_groups_at_work_stay(
-    make_daemon: MakeDaemon, caller: DurableCaller, management: ManagementClient
-) -> None:
+async def test_groups_without_work_go_and_groups_at_work_stay(make_daemon, caller, management):
     """Four keys side by side: one goes, one is asked at the moment it goes, two work all the time."""
     daemon = make_daemon(lifecycle=SHORT)
     await daemon.start()

@@ -6,8 +6,6 @@ daemon of either pool, a worker of the ingest, the reader of the last values or 
 seed chooses: `OSRDYNE_SEED`, with `OSRDYNE_EVENTS` for a shorter run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -17,12 +15,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
+from daemon_process import PATIENCE, DaemonProcess, until
 from last_value_process import LastValueProcess
 from managed_callers import LONG, apply, ingesting, managed
 
@@ -177,7 +174,7 @@ def last_values(store: SqliteStore) -> dict[tuple[str, str], tuple[int, Place, i
     }
 
 
-async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon, tmp_path):
     table, last = Table(tmp_path / "cold"), tmp_path / "last-values.db"
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(EmbeddedBroker())
@@ -204,7 +201,7 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
 
         looks: list[dict[int, int]] = []
 
-        async def is_stored() -> bool:
+        async def is_stored():
             # Twice in a row: the leader holds messages that are in neither place for a moment.
             positions = table.positions()
             looks.append(await ends_of_log(broker.amqp_uri))

@@ -1,17 +1,13 @@
 """Groups of several workers, and workers that are replaced: real processes, and no request lost or answered twice."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
-from daemon_process import MakeDaemon, until
-from durable_caller import DurableCaller
+from daemon_process import until
 
 
 @pytest.mark.nightly
-async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon, caller):
     daemon = make_daemon(worker={"scaling": {"max": 3, "target_lag": "1s", "cooldown": "1s"}})
     await daemon.start()
     requests = [await caller.send("k", "/sleep", {"seconds": 2}) for _ in range(24)]
@@ -24,9 +20,7 @@ async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon: MakeDa
 
 
 @pytest.mark.proves("workers/settings-change-workers-run")
-async def test_changed_settings_replace_a_busy_worker_when_it_has_finished(
-    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
-) -> None:
+async def test_changed_settings_replace_a_busy_worker_when_it_has_finished(make_daemon, caller, tmp_path):
     daemon, gate = make_daemon(), tmp_path / "gate"
     await daemon.start()
     before = await caller.info("k")

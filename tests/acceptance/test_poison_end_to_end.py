@@ -1,14 +1,10 @@
 """A request that kills every worker, from its first death to its late answer. One daemon for all tests but one."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_process import DaemonProcess, until
-from durable_caller import DurableCaller
 
 pytestmark = pytest.mark.rabbitmq4
 
@@ -24,8 +20,8 @@ def poison(daemon: DaemonProcess, key: str) -> list[dict[str, Any]]:
 
 @pytest.mark.proves("workers/one-request-kills-every", "workers/request-kills-worker")
 async def test_request_that_kills_workers_is_kept_explained_and_answered_in_the_end(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller, tmp_path: Path
-) -> None:
+    shared_daemon, shared_caller, tmp_path
+):
     await shared_caller.info("k")
     repaired = tmp_path / "repaired"
     deadly = await shared_caller.send("k", "/crash", {"unless": str(repaired)})
@@ -51,9 +47,7 @@ async def test_request_that_kills_workers_is_kept_explained_and_answered_in_the_
 
 
 @pytest.mark.proves("workers/leader-dies-request-killed")
-async def test_suspect_is_answered_although_the_leader_dies_with_the_worker(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller
-) -> None:
+async def test_suspect_is_answered_although_the_leader_dies_with_the_worker(shared_daemon, shared_caller):
     deadly = await shared_caller.send("suspect", "/crash", {})
     await until(lambda: len(shared_daemon.events("worker started", key="suspect")) == 2, "its second worker is started")
     await shared_daemon.restart()

@@ -1,14 +1,12 @@
 """Pooled workers with a real daemon, RabbitMQ and processes: many keys share one, and faults lose nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 from typing import Any
 
 from daemon_process import WORKER, DaemonProcess, MakeDaemon, merged, until
-from durable_caller import DurableCaller, durable_caller
+from durable_caller import durable_caller
 
 from osrdyne.protocol.pooled import PROCESS_KEY
 
@@ -26,7 +24,7 @@ def pooled(make_daemon: MakeDaemon, **settings: Any) -> DaemonProcess:
     return make_daemon(**merged(base, settings))
 
 
-async def test_process_killed_under_load_loses_nothing(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+async def test_process_killed_under_load_loses_nothing(make_daemon, caller):
     daemon = pooled(make_daemon)
     await daemon.start()
     infos = await asyncio.gather(*map(caller.info, KEYS))
@@ -64,7 +62,7 @@ async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, object]) 
         assert len(daemon.pids(PROCESS_KEY)) == 1, event
 
 
-async def test_daemons_killed_in_an_assign_and_a_release_lose_nothing(make_daemon: MakeDaemon, pool_id: str) -> None:
+async def test_daemons_killed_in_an_assign_and_a_release_lose_nothing(make_daemon, pool_id):
     """Each step in a pool of its own, side by side."""
     ending = {"unbind_delay": "1s", "extra_lifetime": "100ms"}
     async with asyncio.TaskGroup() as group:

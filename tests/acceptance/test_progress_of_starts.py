@@ -1,20 +1,15 @@
 """Callers that wait for a start learn its position and time, from one leader and from the next: real processes."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
-from daemon_process import PATIENCE, MakeDaemon, until
+from daemon_process import PATIENCE, until
 
 from osrdyne.client import AsyncClient, StartProgress
 
 
 @pytest.mark.proves("requests/leader-killed-callers-wait")
-async def test_callers_learn_their_position_and_go_on_with_the_next_leader(
-    make_daemon: MakeDaemon, tmp_path: Path
-) -> None:
+async def test_callers_learn_their_position_and_go_on_with_the_next_leader(make_daemon, tmp_path):
     daemon = make_daemon(lifecycle={"max_concurrent_starts": 1, "resync_interval": "2s"})
     gates = {key: tmp_path / f"gate-{key}" for key in ("a", "b", "c")}
     daemon.set_faults({key: {"until": str(gate)} for key, gate in gates.items()})

@@ -1,15 +1,13 @@
 """The commands of quotas, rates, lag, capacity and queues with one daemon and RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
 from typing import Any
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, until
-from managed_callers import Answers, managed, numbered, without_workers
+from daemon_process import DaemonProcess, until
+from managed_callers import managed, numbered, without_workers
 
 pytestmark = pytest.mark.one_rabbitmq
 
@@ -29,7 +27,7 @@ def shown(daemon: DaemonProcess, *arguments: str) -> Any:
 
 
 @pytest.mark.nightly
-async def test_commands_set_and_show_what_acts_on_requests(make_daemon: MakeDaemon, answers: Answers) -> None:
+async def test_commands_set_and_show_what_acts_on_requests(make_daemon, answers):
     daemon = managed(make_daemon, lifecycle={"resync_interval": "2s"})
     await without_workers(daemon)
     await asyncio.to_thread(set_quotas, daemon)  # the connection of the caller needs its heartbeats meanwhile

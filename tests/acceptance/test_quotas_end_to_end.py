@@ -1,18 +1,15 @@
 """A daily quota on RabbitMQ, with a daemon of its own process that is killed."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, until
-from managed_callers import Answers, managed, numbered, until_counted, without_workers
+from daemon_process import DaemonProcess, until
+from managed_callers import managed, numbered, until_counted, without_workers
 
 from osrdyne.client import QuotaExceededError
-from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key
 from tests.connections import connected
@@ -38,9 +35,7 @@ async def saved(uri: str, queue: str) -> int | None:
 
 
 @pytest.mark.proves("quotas/leader-killed-counts-what")
-async def test_quota_runs_out_at_the_exact_message_and_outlives_its_leader(
-    make_daemon: MakeDaemon, answers: Answers, broker_settings: BrokerSettings
-) -> None:
+async def test_quota_runs_out_at_the_exact_message_and_outlives_its_leader(make_daemon, answers, broker_settings):
     daemon = managed(make_daemon)
     await without_workers(daemon)
     done = daemon.osrdyne("quota", "set", "--messages-per-day", str(QUOTA), "--author", "test")
@@ -51,12 +46,12 @@ async def test_quota_runs_out_at_the_exact_message_and_outlives_its_leader(
     await answers.send("any", numbered("first", 300))
     await until(lambda: is_used(daemon, 300), "300 requests are counted")
 
-    async def is_saved() -> bool:
+    async def is_saved():
         return await saved(uri, queue) == 300
 
     await until(is_saved, "the counts are saved")
 
-    async def are_forwarded() -> bool:
+    async def are_forwarded():
         info = await answers.channel.declare_queue(answers.names.request_queue(Key("cam")), passive=True)
         return info.ready == 300
 

@@ -3,13 +3,10 @@
 Both are written with aio-pika alone, from the published description of the reference.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 import pytest
-from daemon_process import MakeDaemon
 from plain_client import reference_client
 
 from osrdyne.client import RequestFailedError, UnknownStatusError
@@ -24,7 +21,7 @@ WORKER_AMQP_URI=$(cat "$WORKER_AMQP_URI_FILE") exec "{sys.executable}" "{HERE / 
 """
 
 
-async def test_client_and_worker_of_the_reference_work_together(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+async def test_client_and_worker_of_the_reference_work_together(make_daemon, tmp_path):
     daemon = make_daemon(driver={"options": {"command": ["sh", "-c", LAUNCH]}}, requests={"statuses": "reference"})
     await daemon.start()
     async with reference_client(daemon.amqp_uri, daemon.pool) as client:

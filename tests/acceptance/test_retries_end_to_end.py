@@ -1,12 +1,9 @@
 """Retries in a managed pool, with a daemon and workers of their own processes, as a user sets them up and sees them."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
-from daemon_process import WORKER, DaemonProcess, MakeDaemon
+from daemon_process import WORKER, DaemonProcess
 from managed_callers import apply, managed
 
 from osrdyne.protocol.names import PoolNames
@@ -26,7 +23,7 @@ async def waiting(daemon: DaemonProcess, delay_ms: int) -> int:
 
 
 @pytest.mark.proves("managed/request-fails-route-retries")
-async def test_failed_requests_are_tried_again_as_their_route_says(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+async def test_failed_requests_are_tried_again_as_their_route_says(make_daemon, tmp_path):
     """Also while no daemon runs, and as long as the caller does not forbid it."""
     daemon = managed(make_daemon, driver={"options": {"command": [WORKER, APP]}})
     await daemon.start()

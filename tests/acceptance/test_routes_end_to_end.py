@@ -1,13 +1,10 @@
 """Priorities, deadlines and changes of routes in a managed pool, with a daemon and workers of their own processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, until
+from daemon_process import DaemonProcess, until
 from managed_callers import (
     SEED,
     Answers,
@@ -37,8 +34,8 @@ async def send_backlog(daemon: DaemonProcess, answers: Answers, *, short_lived: 
 
 
 async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is_answered(
-    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
-) -> None:
+    make_daemon, answers, tmp_path
+):
     daemon = managed(make_daemon)
     await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
@@ -62,9 +59,7 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     assert ("secCamAlerts", 100, 0) in [(one["route"], one["successes"], one["failures"]) for one in circuits]
 
 
-async def test_killed_daemon_loses_no_request_and_keeps_the_order_of_a_class(
-    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
-) -> None:
+async def test_killed_daemon_loses_no_request_and_keeps_the_order_of_a_class(make_daemon, answers, tmp_path):
     daemon = managed(make_daemon)
     await daemon.start()
     apply(daemon, tmp_path, {name: SEED[name] for name in ("secCamAlerts", "secCamData")})
@@ -95,8 +90,8 @@ async def until_own_queues_are(answers: Answers, broker_settings: BrokerSettings
 
 @pytest.mark.nightly
 async def test_pool_that_becomes_direct_and_managed_again_serves_everything_that_waits(
-    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path, broker_settings: BrokerSettings
-) -> None:
+    make_daemon, answers, tmp_path, broker_settings
+):
     daemon = managed(make_daemon)
     await without_workers(daemon)
     apply(daemon, tmp_path, SEED)

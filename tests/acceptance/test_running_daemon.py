@@ -1,7 +1,5 @@
 """One daemon for all tests: keys of any bytes, late requests, workers that are killed, hang or cannot start."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -18,7 +16,7 @@ SETTINGS = {"worker": {"silence_timeout": "10s", "stop_grace": "1s"}, "lifecycle
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Path:
+def gate(tmp_path):
     """A request to `/wait` runs until this file exists."""
     return tmp_path / "gate"
 
@@ -31,9 +29,7 @@ async def sent_and_running(daemon: DaemonProcess, caller: DurableCaller, key: st
 
 
 @pytest.mark.proves("requests/key-meaning-application")
-async def test_every_odd_key_gets_a_worker_of_its_own(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller
-) -> None:
+async def test_every_odd_key_gets_a_worker_of_its_own(shared_daemon, shared_caller):
     async with shared_daemon.watching_for_twins():
         infos = dict(zip(ODD_KEYS, await asyncio.gather(*map(shared_caller.info, ODD_KEYS.values())), strict=True))
     assert len({one["pid"] for one in infos.values()}) == len(ODD_KEYS)
@@ -42,9 +38,7 @@ async def test_every_odd_key_gets_a_worker_of_its_own(
 
 
 @pytest.mark.proves("requests/worker-takes-request-time")
-async def test_request_that_expires_behind_a_long_one_is_answered(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
-) -> None:
+async def test_request_that_expires_behind_a_long_one_is_answered(shared_daemon, shared_caller, gate):
     await shared_caller.info("late")
     long = await sent_and_running(shared_daemon, shared_caller, "late", gate)
     late = await shared_caller.call("late", "/info", expiration=0.5)
@@ -56,8 +50,8 @@ async def test_request_that_expires_behind_a_long_one_is_answered(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
 @pytest.mark.proves("workers/worker-dies-during-request", "workers/worker-hangs-disconnected")
 async def test_killed_or_hanging_worker_is_replaced_and_its_request_answered(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path, number: signal.Signals
-) -> None:
+    shared_daemon, shared_caller, gate, number
+):
     key = number.name
     before = (await shared_caller.info(key))["pid"]
     request = await sent_and_running(shared_daemon, shared_caller, key, gate)
@@ -70,9 +64,7 @@ async def test_killed_or_hanging_worker_is_replaced_and_its_request_answered(
 
 
 @pytest.mark.proves("workers/coroutine-handler-blocks-worker")
-async def test_handler_that_blocks_a_worker_is_named_to_the_caller_and_in_the_logs(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller
-) -> None:
+async def test_handler_that_blocks_a_worker_is_named_to_the_caller_and_in_the_logs(shared_daemon, shared_caller):
     shared_daemon.set_faults({"blocked": {"runtime": {"blocked_timeout": 5}}})
     answer = await shared_caller.call("blocked", "/block", {"seconds": 600})
     assert (answer.status, "block of '/block'" in str(answer.detail)) == ("poison", True)
@@ -84,9 +76,7 @@ async def test_handler_that_blocks_a_worker_is_named_to_the_caller_and_in_the_lo
 
 
 @pytest.mark.proves("workers/worker-start")
-async def test_group_that_cannot_start_answers_and_recovers(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller
-) -> None:
+async def test_group_that_cannot_start_answers_and_recovers(shared_daemon, shared_caller):
     pid = (await shared_caller.info("other"))["pid"]
     shared_daemon.set_faults({"broken": {"exit": 3, "says": "cannot open the data of this key"}})
     async with shared_daemon.client(default_timeout=PATIENCE) as client:
@@ -100,7 +90,7 @@ async def test_group_that_cannot_start_answers_and_recovers(
         assert (await client.call("other", "/info")).json()["pid"] == pid
         shared_daemon.set_faults({})
 
-        async def recovered() -> bool:
+        async def recovered():
             return (await client.call("broken", "/info", raise_on_error=False)).ok
 
         await until(recovered, "a request after the back-off starts it", interval=1.0)
@@ -109,9 +99,7 @@ async def test_group_that_cannot_start_answers_and_recovers(
 
 @pytest.mark.nightly
 @pytest.mark.proves("reference-defects/3-one-busy-key")
-async def test_key_that_loads_slowly_delays_no_other(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
-) -> None:
+async def test_key_that_loads_slowly_delays_no_other(shared_daemon, shared_caller, gate):
     shared_daemon.set_faults({"slow": {"until": str(gate)}})
     slow = await shared_caller.send("slow")
     await shared_daemon.until_event("worker started", key="slow")

@@ -1,20 +1,16 @@
 """The log of telemetry on RabbitMQ: messages with keys, a route, a leader that is killed, and a reader."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
-from daemon_process import PATIENCE, MakeDaemon, until
+from daemon_process import PATIENCE, until
 from managed_callers import apply, managed, without_workers
 
 from osrdyne import amqp
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.amqp.streams import StreamConnection
 from osrdyne.client import AsyncClient
-from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.telemetry import KEY_HEADER, partition_of
@@ -38,16 +34,14 @@ async def read_log(streams: StreamConnection, names: PoolNames) -> list[tuple[in
 
 
 @pytest.mark.proves("telemetry/leader-dies-log-confirmed")
-async def test_log_has_every_message_although_its_leader_was_killed(
-    make_daemon: MakeDaemon, broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_log_has_every_message_although_its_leader_was_killed(make_daemon, broker_settings, pool_id, tmp_path):
     daemon = managed(make_daemon, telemetry={"name": "plant", "partitions": PARTITIONS})
     await without_workers(daemon)
     apply(daemon, tmp_path, {"log": ROUTE})
     names, uri = PoolNames(pool_id), broker_settings.uri.get_secret_value()
     options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
 
-    async def publish(number: int) -> None:
+    async def publish(number):
         message = amqp.Message(b'{"value": %d}' % number, message_id=f"m{number}")
         key = KEYS[number % len(KEYS)]
         await channel.publish(message, exchange=names.requests_exchange, routing_key=key, mandatory=True)
@@ -59,7 +53,7 @@ async def test_log_has_every_message_although_its_leader_was_killed(
         channel = await connection.channel(confirms=True)
         publishing = asyncio.gather(*map(publish, range(MESSAGES)))
 
-        async def has_some() -> bool:
+        async def has_some():
             return len(await read_log(streams, names)) >= 100
 
         await until(has_some, "the leader writes to the log")
@@ -67,7 +61,7 @@ async def test_log_has_every_message_although_its_leader_was_killed(
         await publishing
         await daemon.start()
 
-        async def has_all() -> bool:
+        async def has_all():
             return len({one.message_id for _, one in await read_log(streams, names)}) == MESSAGES
 
         await until(has_all, "the next leader writes what is left")

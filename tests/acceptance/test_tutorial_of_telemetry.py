@@ -1,14 +1,11 @@
 """The tutorial "From device to dashboard query": its files and commands work as they stand on the page."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +96,7 @@ class Tutorial:
 
 
 @pytest.fixture
-def tutorial(home: dict[str, str], tmp_path: Path) -> Iterator[Tutorial]:
+def tutorial(home, tmp_path):
     tutorial = Tutorial(home, tmp_path)
     yield tutorial
     kill_processes_of(home)
@@ -107,7 +104,7 @@ def tutorial(home: dict[str, str], tmp_path: Path) -> Iterator[Tutorial]:
         daemon.wait(PATIENCE)
 
 
-async def test_commands_of_the_tutorial_work_in_their_order(tutorial: Tutorial, home: dict[str, str]) -> None:
+async def test_commands_of_the_tutorial_work_in_their_order(tutorial, home):
     simulated, queried = tutorial.shown("kind"), tutorial.shown("key")
     tutorial.until("osrdyne dev")
     announced = tutorial.directory / "run" / "osrdyne" / "dev.yaml"

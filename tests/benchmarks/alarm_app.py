@@ -1,7 +1,5 @@
 """The worker of the alarms in the benchmark of the paths of telemetry."""
 
-from __future__ import annotations
-
 import time
 
 from osrdyne_worker import App, Call

@@ -10,8 +10,6 @@ makes a block of calls for every line `CALLS IN_FLIGHT` on its standard input an
 prints the time at which the message came to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

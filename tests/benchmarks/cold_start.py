@@ -4,8 +4,6 @@ The floor is the start as it was: `former_start`, without a class data sharing a
 worker reports.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import subprocess

@@ -4,8 +4,6 @@ A backend that is not here is named on stderr, and there is no figure of it. The
 `subprocess.Popen`; the others have modules of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Both sides have a client process, a worker process, a direct exchange and a quor
 confirmed, and a request is acknowledged after its reply. They take turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import AsyncExitStack

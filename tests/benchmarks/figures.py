@@ -1,7 +1,5 @@
 """What a benchmark hands back: figures beside their floors, compared round by round. Pure; no clock, no I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -4,8 +4,6 @@ the first answer.
 The floor of the benchmark `cold_start`, which also gives its JVM no class data sharing archive.
 """
 
-from __future__ import annotations
-
 from osrdyne_worker.app.app import importing
 
 importing.set(None)  # before the module that would start the JVM

@@ -1,7 +1,5 @@
 """What benchmarks share: connections, daemons that start no workers, and floors that aio-pika alone makes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """The worker of the ingest benchmark: the ingest, and a handler that only reads the same messages."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel
 
 from osrdyne_worker import Call

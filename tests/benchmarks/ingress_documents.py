@@ -1,7 +1,5 @@
 """What a managed pool has in the benchmark of its ingress: routes, policies, quotas and circuits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 

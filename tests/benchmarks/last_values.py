@@ -1,7 +1,5 @@
 """Last values of telemetry: how fast a backlog is written, and how soon after its confirm an event is readable."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

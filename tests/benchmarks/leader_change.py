@@ -4,8 +4,6 @@ The groups are there, bound and with a worker each, as far as the driver of the 
 are published from the moment at which the next daemon begins to lead. The floor is the same with a pool of no groups.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A leader in this process, with a driver that only notes when it is asked, for what measures or probes activation."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable

@@ -1,7 +1,5 @@
 """Listings of thousands of queues while others come and go. The floor is a listing without churn."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Two processes with the same settings: one gets keys by assignment, in the other 
 the same views over files of their own. Keys have five views of small Parquet files.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

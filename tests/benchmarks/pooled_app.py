@@ -3,8 +3,6 @@
 `pooled` compares them.
 """
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

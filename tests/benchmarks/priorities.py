@@ -4,8 +4,6 @@ Both take requests of 100 ms that wait in their queues, spread evenly over the l
 take turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """What a decision of the quotas costs with 100,000 principals, and what a principal weighs. There is no floor."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 

@@ -3,8 +3,6 @@
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

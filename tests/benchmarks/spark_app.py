@@ -3,8 +3,6 @@
 `spark_query` compares them.
 """
 
-from __future__ import annotations
-
 import time
 
 from pydantic import BaseModel

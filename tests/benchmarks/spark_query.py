@@ -4,8 +4,6 @@ Once with the same text all the time: the SQL pipeline has checked it then, and 
 text that is new each time, for both. Look-ups are answered in batches, and by a handler that runs each by itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import subprocess

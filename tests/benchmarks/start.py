@@ -4,8 +4,6 @@ The queue of the request exists and is not bound; the benchmark itself consumes 
 worker would hide the rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -4,8 +4,6 @@ The benchmark `drivers` has a module for each backend (`starts_…`); this is wh
 osrdyne is installed: the figures of systemd are taken inside its container.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import shutil

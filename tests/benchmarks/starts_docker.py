@@ -3,8 +3,6 @@
 The image is that of the conformance suite.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor

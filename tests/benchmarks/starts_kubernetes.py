@@ -5,8 +5,6 @@ that does not exist, so none of them ever runs. Everything is in a namespace tha
 group between the rounds: Kubernetes' controllers take half a minute for fifty.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

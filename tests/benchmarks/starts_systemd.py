@@ -4,8 +4,6 @@ systemd is that of a container, as for its tests. The figures are taken inside o
 let start units by the shipped polkit rule: `run` starts the container, and this module again as a program in it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

@@ -1,7 +1,5 @@
 """Large results: streamed, and collected as a whole. `streams` compares the memory that they need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel

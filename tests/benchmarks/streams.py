@@ -4,8 +4,6 @@ The floor is plain `toArrow` of the same rows in the same worker, which holds th
 less what the processes had after a small stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -3,8 +3,6 @@
 The bare publisher has its messages in memory. The forwarder consumes them from a quorum queue, as the ingress does.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 

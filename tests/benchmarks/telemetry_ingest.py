@@ -4,8 +4,6 @@ One worker of two cores does both in turn, over ranges of one stream. The ingest
 Parquet files to disk with `fsync`, and commits them. Events have about 100 bytes.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

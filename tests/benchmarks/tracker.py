@@ -6,8 +6,6 @@ stay in the processor's caches, which it does not in a daemon (where far more wo
 and would show the machine instead: a bare dict of 100,000 keys alone is ten times slower then than one of 1,000.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

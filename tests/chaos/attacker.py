@@ -1,7 +1,5 @@
 """Apply the faults of a schedule to the pool, and end them afterwards. Note each fault with its target."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

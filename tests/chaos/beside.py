@@ -1,7 +1,5 @@
 """Work that goes on beside a block, and ends with it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager

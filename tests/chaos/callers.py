@@ -4,8 +4,6 @@ They speak AMQP and do not use the client: what is judged must not depend on wha
 confirm is not repeated; there is no promise for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

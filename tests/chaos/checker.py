@@ -3,8 +3,6 @@
 Rules are those of a managed pool; a direct one has none.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ FILE holds by how many seconds, and is read each time. The monotonic clock stays
 time is corrected. The product has no switch for this.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -8,8 +8,6 @@ queues are declared, written down and bound. `fresh_queues` shows what is lost w
 is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

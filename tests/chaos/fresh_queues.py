@@ -8,8 +8,6 @@ log is. What is lost then no controller can bring back. `--careful` declares one
 the others written down (decision 0020). Exit code 1 when something is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

@@ -4,8 +4,6 @@ The copies come up to `LATEST` seconds late, so that an `assign` may follow the 
 of a deposed leader the first message of the next. Losses need no module: links that are cut or stalled lose messages.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from functools import partial

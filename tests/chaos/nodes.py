@@ -1,7 +1,5 @@
 """The RabbitMQ under attack: an embedded node, or a container of another version. Both have the same commands."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

@@ -3,8 +3,6 @@
 A managed pool has rules: routes in force, so that each request goes through the leader, and a group has several queues.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """A proxy of a TCP port or a Unix socket that cuts, holds up and delays what passes through it, on command."""
 
-from __future__ import annotations
-
 import asyncio
 from types import TracebackType
 from typing import Self

@@ -3,8 +3,6 @@
 Drawn from the seed, but not with the faults: those of a seed are the same in a direct pool. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random

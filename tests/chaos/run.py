@@ -6,8 +6,6 @@ Exit code 0 when no request was lost, no caller left waiting and nothing left ov
 Timing is not part of a seed: the same one gives the same faults at the same times, and another interleaving.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

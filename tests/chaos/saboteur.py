@@ -1,7 +1,5 @@
 """Loses requests on purpose: `--sabotage` shows that the fault suite would notice."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

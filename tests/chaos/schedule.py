@@ -1,7 +1,5 @@
 """What is done to the pool and when: faults as data, drawn from a seed. Pure: the same seed gives the same faults."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

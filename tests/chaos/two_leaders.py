@@ -7,8 +7,6 @@ Two daemon processes of one pool, a leader and a standby, without workers; reque
 queues each has sent in that time. Exit code 1 when both led, or had the same term.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -1,7 +1,5 @@
 """Watch the pool while it is attacked, and list what is left in the end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

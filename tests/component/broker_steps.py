@@ -1,7 +1,5 @@
 """What happens at a command on a broker in memory: it waits, fails, or is noted. One of these at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -141,7 +141,7 @@ class CircuitPool:
         await self.stack.term.routing.circuits.change(configuration, author="me")
 
     @property
-    def names(self):  # type: ignore[no-untyped-def]
+    def names(self):
         return self.stack.names
 
     def _started(self, worker: FakeWorker) -> None:

@@ -4,8 +4,6 @@ A history is a list of these, drawn and shrunk by hypothesis, which prefers the 
 begins something; what follows from it happens while turns or time pass.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Made by `history_world` for each worker that the driver starts. The real worker's own code is tested elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The leaders are real (session, term, loops, processors); broker, driver and cloc
 happens is a history: a list of steps (`history_steps`). `faults` is what is wrong, at any moment and in the end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import deque

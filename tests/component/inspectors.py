@@ -1,7 +1,5 @@
 """The inspector of a leader in memory, without what stands beside the term: pins, and the address of the leader."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState

@@ -4,8 +4,6 @@ The leaders are real (session, term, loops, processors); broker, driver and cloc
 Workers serve by themselves; a test makes them hold a request, die, or die unnoticed by the broker.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from enum import StrEnum

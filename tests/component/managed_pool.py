@@ -1,7 +1,5 @@
 """A leader of a managed pool on a broker in memory, with routes in force, and what waits in its queues."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A queue for the replies to requests, on a broker in memory, and what has been answered there."""
 
-from __future__ import annotations
-
 from osrdyne.aio.clock import Clock
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.fakes.broker import FakeBroker

@@ -1,7 +1,5 @@
 """A leader at work, on the broker in memory or on RabbitMQ: what suites for both run on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,7 +1,5 @@
 """The driver of docs/how-to/write-a-driver.md passes the suite as docs/how-to/test-a-driver.md prints it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The conformance suite on every driver of ours, the fake one included."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

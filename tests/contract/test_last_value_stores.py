@@ -1,7 +1,5 @@
 """What the last-value reader and the API may expect of each database of last values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +16,7 @@ def open_store(request):
     """Opens connections to one empty store: `open_store(pool="p", create=True)`."""
     opened: list[LastValueStore] = []
 
-    def opens(*, pool: str = "p", create: bool = True) -> LastValueStore:
+    def opens(*, pool="p", create=True):
         if request.param == "sqlite":
             from osrdyne.telemetry.last_values.sqlite import SqliteStore
 

@@ -1,7 +1,5 @@
 """What a Spark program may expect of the data source `rabbitmq-stream`, on any RabbitMQ that is supported."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

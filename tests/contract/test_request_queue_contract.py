@@ -3,8 +3,6 @@
 Commands, listing, token and probes are the real ones in both cases; what differs is what they talk to.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

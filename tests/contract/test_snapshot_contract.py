@@ -1,7 +1,5 @@
 """Snapshots of one leader for the next, on the broker in memory and on RabbitMQ: the same suite for both."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,7 +1,5 @@
 """What readers of streams, and the log of telemetry, rely on in RabbitMQ, of any version that is supported."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 

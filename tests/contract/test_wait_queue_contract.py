@@ -1,7 +1,5 @@
 """What the pool may expect of wait queues, on the broker in memory and on RabbitMQ: the same suite for both."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

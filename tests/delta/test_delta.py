@@ -1,10 +1,7 @@
 """The SQL pipeline on tables of Delta Lake, with the versions of the extra `delta`: `make test-delta`."""
 
-from __future__ import annotations
-
 import json
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -32,13 +29,13 @@ CONF = {
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
+def session():
     with spark_session(CONF) as built:
         yield built
 
 
 @pytest.fixture(scope="module")
-def call(session: Any, tmp_path_factory: pytest.TempPathFactory) -> Call:
+def call(session, tmp_path_factory):
     directory = tmp_path_factory.mktemp("delta")
     path = str(directory / "table")
     session.range(10).selectExpr("id", "'first' as name").write.format("delta").save(path)
@@ -59,7 +56,7 @@ def ask(call: Call, **body: Any) -> dict[str, Any]:
     return document
 
 
-def test_versions_are_those_of_the_extra() -> None:
+def test_versions_are_those_of_the_extra():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = project["optional-dependencies"]["delta"][:2]
     assert pinned == [f"pyspark=={version('pyspark')}", f"delta-spark=={version('delta-spark')}"]
@@ -67,7 +64,7 @@ def test_versions_are_those_of_the_extra() -> None:
     assert delta_problem(CONF) is None
 
 
-def test_table_is_queried_in_pages_looked_up_and_exported(call: Call) -> None:
+def test_table_is_queried_in_pages_looked_up_and_exported(call):
     assert ask(call, query="select count(*), sum(id) from t")["rows"] == [[15, 55]]
     page = ask(call, query="select id, name from t order by id, name", page_size=4)
     assert page["rows"] == [[0, "first"], [0, "second"], [1, "first"], [1, "second"]]
@@ -90,7 +87,7 @@ def test_table_is_queried_in_pages_looked_up_and_exported(call: Call) -> None:
         "select * from table_changes('t', 0)",
     ],
 )
-def test_statement_of_delta_lake_is_refused(call: Call, query: str) -> None:
+def test_statement_of_delta_lake_is_refused(call, query):
     with pytest.raises(RequestError) as caught:
         ask(call, query=query)
     assert caught.value.code in (400, 403)

@@ -1,11 +1,5 @@
 """Delta Lake reads a table of telemetry that the ingest has published: `make test-delta`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from remote_files import spark_session
 from stored_telemetry import compact, events, ingest
@@ -20,12 +14,12 @@ HALF_HOUR = 1_800_000
 
 
 @pytest.fixture
-def session() -> Iterator[Any]:
+def session():
     with spark_session(CONF) as built:
         yield built
 
 
-def test_each_version_has_the_rows_of_its_commits(session: Any, tmp_path: Path) -> None:
+def test_each_version_has_the_rows_of_its_commits(session, tmp_path):
     table = Table(tmp_path)
     log = DeltaLog(table)
     for end in (2, 4, 6):
@@ -34,7 +28,7 @@ def test_each_version_has_the_rows_of_its_commits(session: Any, tmp_path: Path) 
     compact(table)
     assert log.publish() == 3
 
-    def stored(**options: Any) -> list[tuple[int, int]]:
+    def stored(**options):
         rows = session.read.format("delta").options(**options).load(str(tmp_path))
         return sorted((row.offset, row["index"]) for row in rows.select("offset", "index").collect())
 

@@ -1,7 +1,5 @@
 """Images for tests, built once for a run from the checkout; the engine's cache makes the next run quick."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -37,20 +35,20 @@ def build_image(dockerfile: str, tag: str) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_need_docker(docker_engine: None) -> None:
+def all_need_docker(docker_engine):
     """Also those that only build an image."""
 
 
 @pytest.fixture(scope="session")
-def conformance_image() -> str:
+def conformance_image():
     return build_image("tests/docker/conformance.Dockerfile", "osrdyne-test/conformance")
 
 
 @pytest.fixture(scope="session")
-def controller_image() -> str:
+def controller_image():
     return build_image("deploy/images/controller.Dockerfile", "osrdyne-test/controller")
 
 
 @pytest.fixture(scope="session")
-def spark_worker_image() -> str:
+def spark_worker_image():
     return build_image("deploy/images/spark-worker.Dockerfile", "osrdyne-test/spark-worker")

@@ -3,8 +3,6 @@
 The network is the host's, so that the container sees the tests' broker. Needs a Docker engine; nothing is skipped.
 """
 
-from __future__ import annotations
-
 import secrets
 import subprocess
 import time

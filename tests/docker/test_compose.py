@@ -1,14 +1,11 @@
 """`docker compose up -d`, then a question that a Spark container answers: the first lines of docker-compose.yml."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -74,7 +71,7 @@ def run(command: list[str], *, timeout: float = 300.0, **options: object) -> str
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[ComposeStack]:
+def stack():
     stack = ComposeStack()
     try:
         stack.compose("up", "-d", "--build", timeout=UP_TIMEOUT)
@@ -85,7 +82,7 @@ def stack() -> Iterator[ComposeStack]:
         stack.close()
 
 
-def test_question_from_the_host_is_answered_by_a_container(stack: ComposeStack, tmp_path: Path) -> None:
+def test_question_from_the_host_is_answered_by_a_container(stack, tmp_path):
     assert "tpch/sf=0.01" not in stack.workers()
     # Who has no other osrdyne that would be asked.
     bare_home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "OSRDYNE__BROKER__URI": stack.guest_uri()}
@@ -94,7 +91,7 @@ def test_question_from_the_host_is_answered_by_a_container(stack: ComposeStack, 
     assert "tpch/sf=0.01" in stack.workers()
 
 
-def test_question_from_within_is_answered_and_the_worker_stops_on_request(stack: ComposeStack) -> None:
+def test_question_from_within_is_answered_and_the_worker_stops_on_request(stack):
     inside = ("exec", "-T", "osrdyne", "osrdyne")
     answer = stack.compose(*inside, *CALL, "tpch/sf=0.001", *QUESTION, timeout=ANSWER_TIMEOUT)
     assert json.loads(answer)["rows"] == [[ROWS["0.001"]]]
@@ -106,7 +103,7 @@ def test_question_from_within_is_answered_and_the_worker_stops_on_request(stack:
         time.sleep(0.5)
 
 
-def test_api_needs_the_token_and_workers_cannot_reach_it(stack: ComposeStack) -> None:
+def test_api_needs_the_token_and_workers_cannot_reach_it(stack):
     groups = f"http://127.0.0.1:{stack.variables['API_PORT']}/v1/groups"
     assert httpx.get(groups, timeout=60).status_code == 401
     token = stack.compose("run", "--rm", "--no-deps", "--entrypoint", "cat", "api-token", "/api/token").strip()
@@ -122,7 +119,7 @@ def test_api_needs_the_token_and_workers_cannot_reach_it(stack: ComposeStack) ->
     assert "TimeoutError" in tried.stderr or "OSError" in tried.stderr
 
 
-def test_doctor_finds_all_that_the_daemon_needs(stack: ComposeStack) -> None:
+def test_doctor_finds_all_that_the_daemon_needs(stack):
     findings = json.loads(stack.compose("exec", "-T", "osrdyne", "osrdyne", "doctor", "--json"))
     wrong = [finding for finding in findings if not finding["ok"] and finding["subject"] != "java"]
     assert wrong == []

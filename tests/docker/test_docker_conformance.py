@@ -1,7 +1,5 @@
 """The conformance suite on the Docker driver and a real engine, and what happens when the engine is away."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import replace

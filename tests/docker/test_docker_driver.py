@@ -1,7 +1,5 @@
 """What the Docker driver promises beyond the conformance suite: secrets, limits, refusals, and containers of others."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

@@ -1,17 +1,13 @@
 """A daemon as its users run it, with workers in containers: many groups, kill -9, a worker killed by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from osrdyne.client import AsyncClient
 from tests.acceptance.daemon_process import DaemonProcess
-from tests.benchmarks.leading import Broker
 from tests.chaos.proxy import Proxy
 from tests.docker.conftest import docker, remove_containers
 
@@ -30,21 +26,19 @@ def containers(stack: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def stack() -> str:
+def stack():
     return f"test-{secrets.token_hex(4)}"
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Proxy]:
+async def engine():
     """The engine, for this daemon alone: it can be taken away."""
     async with Proxy("/var/run/docker.sock") as proxy:
         yield proxy
 
 
 @pytest.fixture
-async def daemon(
-    broker: Broker, pool_id: str, stack: str, controller_image: str, engine: Proxy, tmp_path: Path
-) -> AsyncIterator[DaemonProcess]:
+async def daemon(broker, pool_id, stack, controller_image, engine, tmp_path):
     """On the host, with light workers: the image of the daemon has the worker runtime, and no Spark to wait for."""
     options = {
         "image": controller_image, "entrypoint": ["osrdyne-worker"], "command": ["echo:app"], "pull": "never",
@@ -67,7 +61,7 @@ async def ask(client: AsyncClient, key: str) -> str:
 
 
 @pytest.mark.proves("docker/daemon-killed-containers-work")
-async def test_restarted_daemon_finds_twenty_groups_and_restarts_none(daemon: DaemonProcess, stack: str) -> None:
+async def test_restarted_daemon_finds_twenty_groups_and_restarts_none(daemon, stack):
     async with daemon.client() as client:
         answered = await asyncio.gather(*(ask(client, key) for key in GROUPS))
         before = containers(stack)
@@ -78,9 +72,7 @@ async def test_restarted_daemon_finds_twenty_groups_and_restarts_none(daemon: Da
 
 
 @pytest.mark.proves("docker/container-removed-hand")
-async def test_worker_killed_by_hand_is_started_again_and_requests_wait_for_it(
-    daemon: DaemonProcess, stack: str
-) -> None:
+async def test_worker_killed_by_hand_is_started_again_and_requests_wait_for_it(daemon, stack):
     async with daemon.client() as client:
         first = await ask(client, "infra=1")
         killed = containers(stack)["infra=1"]
@@ -91,9 +83,7 @@ async def test_worker_killed_by_hand_is_started_again_and_requests_wait_for_it(
 
 
 @pytest.mark.proves("docker/docker-engine-answer")
-async def test_docker_away_for_a_while_costs_no_request_and_no_worker(
-    daemon: DaemonProcess, stack: str, engine: Proxy
-) -> None:
+async def test_docker_away_for_a_while_costs_no_request_and_no_worker(daemon, stack, engine):
     async with daemon.client() as client:
         first = await ask(client, "infra=1")
         before = containers(stack)

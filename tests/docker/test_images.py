@@ -1,7 +1,5 @@
 """What is promised of the images in `deploy/images`: no root, a health check, the installed package and no checkout."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

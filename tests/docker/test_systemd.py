@@ -4,14 +4,12 @@ The driver's own tests run inside (`systemd/conformance.py`, `systemd/specifics.
 shipped polkit rule, as root, and as a user of the machine with a systemd of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -62,7 +60,7 @@ loginctl enable-linger tester
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[SystemdContainer]:
+def machine():
     container = SystemdContainer()
     try:
         container.start()
@@ -90,30 +88,27 @@ def run_inside(machine: SystemdContainer, file: str, *options: str, user: str, m
     return int(summary[1])
 
 
-def test_unprivileged_daemon_passes_the_conformance_suite(machine: SystemdContainer) -> None:
+def test_unprivileged_daemon_passes_the_conformance_suite(machine):
     passed = run_inside(
         machine, "conformance.py", "-k", "not WithoutDbus", user="osrdyne", manager="system", bus="auto"
     )
     assert passed >= 75
 
 
-def test_driver_comes_back_after_dbus_was_away(machine: SystemdContainer) -> None:
+def test_driver_comes_back_after_dbus_was_away(machine):
     assert run_inside(machine, "conformance.py", "-k", "WithoutDbus", user="root", manager="system", bus="dbus") == 2
 
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"user": "root", "manager": "system", "bus": "systemctl"},
-        {"user": "tester", "manager": "user", "bus": "dbus"},
-    ],
+    [{"user": "root", "manager": "system", "bus": "systemctl"}, {"user": "tester", "manager": "user", "bus": "dbus"}],
     ids=["systemctl alone", "systemd of a user"],
 )
-def test_this_is_enough(machine: SystemdContainer, given: dict[str, str]) -> None:
+def test_this_is_enough(machine, given):
     assert run_inside(machine, "conformance.py", "-k", "TestSystemdDriver and not odd and not fifty", **given) >= 32
 
 
-def test_what_only_systemd_does(machine: SystemdContainer) -> None:
+def test_what_only_systemd_does(machine):
     assert run_inside(machine, "specifics.py", user="root", manager="system", bus="auto") >= 15
 
 
@@ -175,7 +170,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
+def pool(machine, broker, pool_id):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     at = {"uri_file": "/etc/osrdyne/uri", "management_uri": broker.management_uri, "scoped_credentials": True}
@@ -198,7 +193,7 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
     machine.run("systemctl", "stop", "osrdyne.service", "osrdyne-worker@*.service", check=False)
 
 
-def test_spark_workers_come_and_go_and_outlive_the_daemon(pool: Pool) -> None:
+def test_spark_workers_come_and_go_and_outlive_the_daemon(pool):
     assert pool.ask() == [[5050]]
     [(unit, pid)] = pool.workers().items()
     assert "demo:2Fday:3D2026:2D11:2D20" in unit

@@ -6,8 +6,6 @@ tests are refused that should not be. A test of `make test` (tests/spark/test_tp
 copy of the queries. The texts of TPC-DS have a licence of their own and are not in this repository.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

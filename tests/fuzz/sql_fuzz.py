@@ -7,8 +7,6 @@ the analysed plan, without code of the guard; and no text may touch the canaries
 HTTP server on loopback.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """A real HDFS with one NameNode and one DataNode, from the jars of PySpark and one jar of Hadoop from Maven."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

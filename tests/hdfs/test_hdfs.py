@@ -1,24 +1,10 @@
 """Datasets and exports of the SQL pipeline on HDFS: `make test-hdfs`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hdfs_cluster import Hdfs
-from remote_files import (
-    MakeCall,
-    RemoteFilesSuite,
-    ask,
-    changed_version,
-    export,
-    reloaded,
-    spark_session,
-    watched,
-    written,
-)
+from remote_files import RemoteFilesSuite, ask, changed_version, export, reloaded, spark_session, watched, written
 
 from osrdyne.dev.rabbitmq.node_files import free_ports
 from osrdyne_worker import RequestError
@@ -33,7 +19,7 @@ CACHE = Path(__file__).parents[2] / "build" / "hdfs"
 
 
 @pytest.fixture(scope="module")
-def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+def hdfs(tmp_path_factory):
     CACHE.mkdir(parents=True, exist_ok=True)
     cluster = Hdfs(tmp_path_factory.mktemp("hdfs"), cache=CACHE)
     try:
@@ -44,7 +30,7 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
 
 
 @pytest.fixture(scope="module")
-def session(hdfs: Hdfs) -> Iterator[Any]:
+def session(hdfs):
     conf = {
         "spark.hadoop.fs.defaultFS": hdfs.address,
         "spark.hadoop.dfs.replication": 1,
@@ -58,20 +44,18 @@ class TestHdfs(RemoteFilesSuite):
     partition = "day é %"
 
     @pytest.fixture(params=["{address}", ""], ids=["url", "path of the default file system"])
-    def base(self, request: pytest.FixtureRequest, hdfs: Hdfs) -> str:
+    def base(self, request, hdfs):
         return str(request.param).format(address=hdfs.address)
 
     @pytest.fixture
-    def exports(self, hdfs: Hdfs) -> str:
+    def exports(self, hdfs):
         return hdfs.address
 
     @pytest.fixture(autouse=True)
-    def several_slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def several_slices(self, monkeypatch):
         monkeypatch.setattr(file_listing, "SLICE", 2)
 
-    def test_files_replaced_below_a_warm_worker_are_opened_again(
-        self, session: Any, base: str, make_call: MakeCall
-    ) -> None:
+    def test_files_replaced_below_a_warm_worker_are_opened_again(self, session, base, make_call):
         path = written(session, f"{base}/replaced", 10)
         call = make_call(path)
         assert ask(call) == [[10, 45]]
@@ -81,9 +65,7 @@ class TestHdfs(RemoteFilesSuite):
             ask(call)
         assert ask(reloaded(session, call)) == [[5, 10]]
 
-    def test_write_that_has_not_ended_is_no_change_and_a_removal_is_one(
-        self, session: Any, base: str, make_call: MakeCall
-    ) -> None:
+    def test_write_that_has_not_ended_is_no_change_and_a_removal_is_one(self, session, base, make_call):
         path = written(session, f"{base}/unfinished", 10)
         call = watched(make_call, path)
         files = HadoopFiles(session, path)
@@ -93,7 +75,7 @@ class TestHdfs(RemoteFilesSuite):
         assert changed_version(call)
 
     @pytest.mark.proves("files/file-system-view-cannot")
-    def test_name_node_that_cannot_be_reached_is_named(self, session: Any, hdfs: Hdfs, make_call: MakeCall) -> None:
+    def test_name_node_that_cannot_be_reached_is_named(self, session, hdfs, make_call):
         [port] = free_ports(1)
         with pytest.raises(RequestError) as caught:
             ask(make_call(f"hdfs://127.0.0.1:{port}/data"))
@@ -106,7 +88,7 @@ class TestHdfs(RemoteFilesSuite):
 
 
 @pytest.mark.proves("files/file-system-watched-dataset")
-def test_listing_that_fails_or_takes_too_long_is_an_error_of_one_line(session: Any, hdfs: Hdfs) -> None:
+def test_listing_that_fails_or_takes_too_long_is_an_error_of_one_line(session, hdfs):
     [port] = free_ports(1)
     with pytest.raises(file_listing.ListingError, match=f":{port} failed on connection exception") as caught:
         list(file_listing.list_files(session, f"hdfs://127.0.0.1:{port}/data"))
@@ -119,7 +101,7 @@ def test_listing_that_fails_or_takes_too_long_is_an_error_of_one_line(session: A
         list(file_listing.list_files(session, f"{hdfs.address}/data/nowhere"))
 
 
-def test_of_two_attempts_that_end_together_one_creates_the_manifest(session: Any, hdfs: Hdfs) -> None:
+def test_of_two_attempts_that_end_together_one_creates_the_manifest(session, hdfs):
     files = HadoopFiles(session, f"{hdfs.address}/manifests")
     assert files.create("m", b"first", aside="a/m")
     # As if the second one had looked before the first one created it.

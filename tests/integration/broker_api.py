@@ -1,7 +1,5 @@
 """RabbitMQ's HTTP API in tests: its client, and closing connections as an operator does. And waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable

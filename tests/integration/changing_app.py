@@ -1,7 +1,5 @@
 """A worker whose data is a file in a directory, with files that hold, fail or kill its reloads and shared runs."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stands in for a pool in tests of the client: its exchanges, one request queue, and answers by a function."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

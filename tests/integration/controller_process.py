@@ -3,8 +3,6 @@
 Arguments: state directory, and the worker's program as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """A daemon inside the test's own process, with real worker processes that echo."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """A worker whose handler fails as often as a request asks for."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel
 
 from osrdyne.protocol.messages import DUPLICATE_HEADER

@@ -1,7 +1,5 @@
 """A worker that loads, and holds requests, until a file exists: a test decides what happens meanwhile."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

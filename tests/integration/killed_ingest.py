@@ -5,8 +5,6 @@ merges the files of closed hours was killed before its first operation, its seco
 has ended. Each commit writes a checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

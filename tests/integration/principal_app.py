@@ -1,7 +1,5 @@
 """A worker that says whom it works for, and what it can see of the request."""
 
-from __future__ import annotations
-
 from osrdyne_worker import App, Call
 
 app = App()

@@ -1,7 +1,5 @@
 """RabbitMQ's own command line tool, against an embedded node."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

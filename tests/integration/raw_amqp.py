@@ -3,8 +3,6 @@
 It speaks just enough of the protocol to publish with confirms, one message after the other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncIterator

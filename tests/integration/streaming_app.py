@@ -1,7 +1,5 @@
 """A worker whose answers are streams: `/rows` yields batches of numbers, as many and as slowly as a request wants."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The AMQP layer against a real RabbitMQ: confirms, returns, ends of consumers, odd bytes, closing."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import struct
@@ -100,7 +98,7 @@ class TestEndOfChannel:
         """RabbitMQ closes the connection for one frame after the end of a channel (broker: channel-ends)."""
         chance = random.Random(1)
 
-        async def cancel_at_any_time() -> None:
+        async def cancel_at_any_time():
             channel = await connection.channel()
             question = asyncio.create_task(channel.declare_queue("missing", passive=True))
             await asyncio.sleep(chance.uniform(0, 0.004))
@@ -256,7 +254,7 @@ class TestConnection:
     async def test_silent_listener_is_given_up_in_time(self):
         gone = asyncio.Event()
 
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def silent(reader, writer):
             await reader.read()
             gone.set()
             writer.close()

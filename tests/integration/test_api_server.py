@@ -1,7 +1,5 @@
 """The API behind a real socket: a port that is taken, a graceful stop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,7 +40,7 @@ async def test_request_under_way_is_answered_before_the_server_stops():
     pool = FakeInspector()
     started, released = asyncio.Event(), asyncio.Event()
 
-    async def slow_logs(key: str, *, lines: int) -> dict[str, tuple[str, ...]]:
+    async def slow_logs(key, *, lines):
         started.set()
         await released.wait()
         return {"w": ("late",)}

@@ -1,7 +1,5 @@
 """Records of changes with whole daemons and a real broker: what is kept, and what is dropped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

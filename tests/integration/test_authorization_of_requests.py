@@ -1,7 +1,5 @@
 """Tokens of requests with a whole daemon, real workers and a real broker."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time
@@ -123,10 +121,10 @@ async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(broker_se
             assert right not in str(dict(delivery.headers))
             async with admin_of(daemon) as api:
 
-                async def poison() -> Any:
+                async def poison():
                     return (await api.get("/v1/poison")).json()["entries"]
 
-                async def fail() -> None:
+                async def fail():
                     await delivery.reject()
                     while True:
                         await (await consumer.get()).reject()
@@ -155,7 +153,7 @@ async def test_workers_run_only_while_their_principal_may_listen(broker_settings
         AsyncClient(uri, pool_id, token=ADMIN, default_timeout=PATIENCE) as client,
     ):
 
-        async def is_answered() -> bool:
+        async def is_answered():
             try:
                 return (await client.call(TABLE, "/whoami")).json()["principal"] == "admin"
             except ForbiddenError:

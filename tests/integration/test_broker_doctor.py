@@ -1,7 +1,5 @@
 """`doctor`'s checks of a real RabbitMQ, as it is and as it should not be."""
 
-from __future__ import annotations
-
 import secrets
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """The proxy of the fault suite."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

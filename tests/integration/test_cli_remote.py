@@ -1,7 +1,5 @@
 """Commands that talk to a daemon, against the real API server over a fake pool."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -22,7 +20,7 @@ from osrdyne.config.models import ApiSettings
 from osrdyne.errors import LeadershipLostError
 from osrdyne.logs import configure_logging
 from osrdyne.metrics import Metrics
-from osrdyne.pool.views import ComponentView, GroupView, PoisonPage, PoisonQuery, ReloadView, WaitingView
+from osrdyne.pool.views import ComponentView, PoisonPage, ReloadView, WaitingView
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.testing.fakes.inspector import FakeInspector, group_view, poison_view, worker_view
@@ -53,7 +51,7 @@ def url(pool):
     configure_logging(level="warning")
     server, ready, end = ApiServer(lambda: app, settings), threading.Event(), threading.Event()
 
-    async def serve() -> None:
+    async def serve():
         server.bind()
         ready.set()
         serving = asyncio.create_task(server.run())
@@ -72,7 +70,7 @@ def url(pool):
 
 @pytest.fixture
 def run(url, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
+    def run(*arguments):
         words = list(arguments)
         split = words.index("--") if "--" in words else len(words)
         code = execute([*words[:split], "--api", url, *words[split:]], debug=False)
@@ -119,12 +117,12 @@ def test_standby_sends_questions_and_commands_on_to_the_leader(run, url, pool, m
     pool.leading, pool.leader_address = False, url
     found, asked = pool.group, []
 
-    def group(key: Key) -> GroupView | None:
+    def group(key):
         asked.append(key)
         pool.leading = len(asked) > 1
         return found(key)
 
-    async def poison(query: PoisonQuery) -> PoisonPage:
+    async def poison(query):
         asked.append(query)
         if len(asked) == 3:
             raise LeadershipLostError("This daemon is on standby.", leader=url)

@@ -1,7 +1,5 @@
 """The blocking client against real RabbitMQ: threads, a running loop, Ctrl-C, and a clean end of the interpreter."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -49,7 +47,7 @@ def test_forked_process_connects_anew_and_the_parent_goes_on(broker, pool_id):
     """As in gunicorn with `preload_app`."""
     with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
 
-        def ask(text: bytes) -> None:
+        def ask(text):
             assert client.call("k", "/echo", text, timeout=PATIENCE).body == text
 
         ask(b"parent")
@@ -57,7 +55,7 @@ def test_forked_process_connects_anew_and_the_parent_goes_on(broker, pool_id):
         assert in_child(client.close) == 0, "a child that has not used it"
         ask(b"parent again")
 
-    def is_refused() -> None:
+    def is_refused():
         with pytest.raises(ClientClosedError):
             ask(b"closed")
 
@@ -69,13 +67,13 @@ async def test_progress_and_stream_run_in_the_callers_thread_also_where_a_loop_r
     seen: list[Reply] = []
     with responder_in_a_thread(broker.amqp_uri, pool_id, with_progress), Client(broker.amqp_uri, pool_id) as client:
 
-        def ask_again(reply: Reply) -> None:
+        def ask_again(reply):
             seen.append(client.call("k", timeout=PATIENCE))  # would wait for itself in the client's own thread
 
         assert client.call("k", on_progress=ask_again, timeout=PATIENCE).text == "last"
         jobs: list[tuple[JobProgress, int]] = []
 
-        def note(progress: JobProgress) -> None:
+        def note(progress):
             jobs.append((progress, threading.get_ident()))
 
         assert client.call("k", on_jobs=note, timeout=PATIENCE).text == "last"

@@ -1,7 +1,5 @@
 """The asyncio client against real RabbitMQ: answers, keys, progress, cancelling, and what a lost connection costs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -80,7 +78,7 @@ async def test_progress_reaches_callback_and_stream_before_the_answer(broker, po
     seen: list[Reply] = []
     jobs: list[JobProgress] = []
 
-    def fail(reply: Reply) -> None:
+    def fail(reply):
         raise LookupError("of the caller")
 
     async with serving(broker, pool_id, with_progress) as (responder, client):

@@ -1,7 +1,5 @@
 """`osrdyne call`, `telemetry replay`, `telemetry resend` and `telemetry simulate` against real RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -158,7 +156,7 @@ def test_resend_sends_a_range_of_the_log_to_another_pool(cli):
         received.put((request.key, request.path, request.body, request.headers["x-telemetry-replay"]))
         return []
 
-    def messages(partition: int) -> list[Message]:
+    def messages(partition):
         headers = {"x-osrdyne-key": f"k{partition}", PATH_HEADER: "/alarm"}
         return [
             Message(b"%d" % number, headers={**headers, "x-osrdyne-enqueued": 1_000 * number}, message_id=f"m{number}")

@@ -1,7 +1,5 @@
 """Data versions through real worker processes and a real RabbitMQ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The private RabbitMQ node: it serves, keeps its data, and leaves nothing behind however it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the expiry sweeper relies on in RabbitMQ, and a sweep by a whole daemon; the test plays the workers."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

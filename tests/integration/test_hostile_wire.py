@@ -1,7 +1,5 @@
 """Hostile messages as frames to a real RabbitMQ: what it lets through harms neither a leader nor a worker."""
 
-from __future__ import annotations
-
 import pytest
 from broker_api import ready_in, until
 from raw_amqp import raw_publisher

@@ -1,7 +1,5 @@
 """The last-value reader on a real RabbitMQ: every value arrives, whatever ends meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -142,11 +140,11 @@ async def test_last_values_of_requests_are_in_api_metrics_and_lag(
                 for key in KEYS:
                     await channel.publish(Message(body), exchange=names.requests_exchange, routing_key=key)
 
-                async def all_written() -> bool:
+                async def all_written():
                     text = (await http.get("/metrics")).text
                     return f'osrdyne_last_value_events{{outcome="written"}} {2 * len(KEYS):.1f}' in text
 
-                async def position_is_stored() -> bool:
+                async def position_is_stored():
                     found = await PositionStore(management, pool=pool_id).load()
                     return [one.reader for one in found if sum(one.offsets.values()) == len(KEYS)] == ["last-value"]
 

@@ -1,7 +1,5 @@
 """The leader token on a real RabbitMQ (lifecycle: "Leadership")."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -199,7 +197,7 @@ class TestAcquire:
             assert own.term == 1
 
     async def test_token_that_was_refused_is_left_as_it_was(self, settings):
-        def refuse(previous: Token) -> None:
+        def refuse(previous):
             raise LeadershipLostError(f"not after {previous.term}")
 
         async with session_of(settings) as session:

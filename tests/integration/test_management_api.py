@@ -1,7 +1,5 @@
 """The HTTP API client against a real RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 
@@ -42,7 +40,7 @@ async def test_messages_and_connections_with_consumers_are_counted(pool_id, chan
         await channel.publish(Message(), exchange="", routing_key=queue)
     assert await channel.get(queue) is not None
 
-    async def counts() -> list[tuple[int, int, int]]:
+    async def counts():
         return [(one.messages, one.ready, one.unacknowledged) for one in await management.list_queues(queue)]
 
     await until(counts, equals=[(3, 2, 1)])  # statistics are some seconds late
@@ -67,7 +65,7 @@ async def test_listing_is_complete_while_queues_come_and_go(pool_id, channel, ma
     assert ({queue.name for queue in listed}, len(listed)) == (lasting, 40)
     assert await management.list_queues(f"{pool_id}-.eq") == []
 
-    async def disturb() -> None:
+    async def disturb():
         for number in range(5):
             await channel.declare_queue(f"{prefix}a{number}")
             await channel.delete_queue(f"{prefix}a{number}")

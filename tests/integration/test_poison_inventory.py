@@ -1,7 +1,5 @@
 """The poison inventory on a real broker: looking changes nothing, acting loses nothing, and nothing surprises it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from dataclasses import replace
@@ -224,7 +222,7 @@ async def test_entry_that_was_read_often_is_renewed(pool):
             taken += await channel.get(pool.names.poison_queue) is not None
         await channel.close()
 
-    async def total() -> int:
+    async def total():
         return (await eager.page(PoisonQuery())).total
 
     await until(total, equals=3)  # RabbitMQ gives back what the last channel had a little later

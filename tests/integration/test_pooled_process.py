@@ -1,7 +1,5 @@
 """A real pooled process with the workers of many keys, on a real RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

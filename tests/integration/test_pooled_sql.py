@@ -1,7 +1,5 @@
 """Real pooled processes with the SQL pipeline, asked through a real RabbitMQ: many keys, and files that change."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -50,7 +48,7 @@ def rows(response: Response) -> Any:
 async def test_keys_of_one_spark_answer_from_their_own_data_until_it_dies(pooled, config):
     process = await pooled.start("osrdyne_worker.pipelines.sql:app", config=config, spark=SMALL_SPARK)
 
-    def settings(**runtime: Any) -> dict[str, Any]:
+    def settings(**runtime):
         return {"config": config, "spark": SMALL_SPARK, "runtime": {"concurrency": 2, **runtime}}
 
     assigned = await asyncio.gather(*(pooled.assign(process, key, **settings()) for key in KEYS))

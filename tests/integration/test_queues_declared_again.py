@@ -1,8 +1,6 @@
 """Queues that another program deletes and declares again at once, as an import of definitions does (broker:
 reattached-consumers): real RabbitMQ, which before 4.0 keeps their consumers and delivers nothing to them."""
 
-from __future__ import annotations
-
 import pytest
 from daemon_in_process import echo_settings, running_daemon
 from test_term import SOON, daemon_of, publish, settings_of, take

@@ -1,8 +1,6 @@
 """Request queues that are new when their node is killed: what RabbitMQ has confirmed in them survives, or they come
 back without a leader, as with RabbitMQ 3.10 (decision 0020, `broker.trials`)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

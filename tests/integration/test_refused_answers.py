@@ -1,10 +1,7 @@
 """Answers that RabbitMQ refuses for a time: a real worker process and real RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,9 +11,7 @@ from test_term import daemon_of, settings_of
 from worker_process import PATIENCE, Stage, stage
 
 from osrdyne.amqp import Message
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
-from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.protocol.statuses import decode_text
@@ -27,7 +22,7 @@ NOT_THE_DEFAULT_EXCHANGE = "^(?!amq.default).*"
 
 
 @pytest.fixture
-async def user(management: ManagementClient) -> AsyncIterator[str]:
+async def user(management):
     name = f"worker-{secrets.token_hex(4)}"
     await management.put_user(name, password=name)
     yield name
@@ -45,9 +40,7 @@ async def ask(scene: Stage, replies: QueueName, path: str = "/echo", **propertie
 
 
 @pytest.mark.proves("requests/reply-queue-full")
-async def test_answer_waits_for_the_permission_to_publish_it(
-    broker: EmbeddedBroker, pool_id: str, management: ManagementClient, user: str
-) -> None:
+async def test_answer_waits_for_the_permission_to_publish_it(broker, pool_id, management, user):
     """No request runs twice: the handler counts its runs in the queue of its own answers."""
     async with stage(broker.amqp_uri, pool_id) as scene:
         replies = QueueName(f"{pool_id}-callers")
@@ -69,8 +62,8 @@ async def test_answer_waits_for_the_permission_to_publish_it(
 
 @pytest.mark.proves("requests/reply-queue-full")
 async def test_leader_without_permission_keeps_its_term_and_its_answers(
-    broker: EmbeddedBroker, broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, user: str
-) -> None:
+    broker, broker_settings, pool_id, management, user
+):
     """Shown by `status`. Answers to direct reply-to and to a queue are sent when the user may publish again."""
     await management.put_permissions(user, Permissions(".*", ".*", ".*"))
     limited = broker_settings.model_copy(update={"uri": SecretStr(uri_of(broker, user))})
@@ -90,9 +83,7 @@ async def test_leader_without_permission_keeps_its_term_and_its_answers(
 
 
 @pytest.mark.proves("requests/reply-queue-full")
-async def test_full_reply_queue_gets_its_answers_and_holds_up_no_other_caller(
-    broker: EmbeddedBroker, pool_id: str
-) -> None:
+async def test_full_reply_queue_gets_its_answers_and_holds_up_no_other_caller(broker, pool_id):
     async with stage(broker.amqp_uri, pool_id) as scene:
         full = QueueName(f"{pool_id}-callers")
         limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-queue-type": "quorum"}

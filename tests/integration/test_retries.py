@@ -1,7 +1,5 @@
 """Retries on a real RabbitMQ, with a real worker: the wait, and the way back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """A worker's own user on a real RabbitMQ: it does what a worker needs, everything else is refused, and it goes away."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Workers of a real daemon with users of their own: everything works, and users come and go with the workers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -52,7 +50,7 @@ async def test_workers_answer_report_and_hear_as_users_of_their_own_that_go_with
         first = (await client.call(KEY, "/info")).json()
         assert await worker_ids(management, settings.pool.id) == [first["worker_id"]]
 
-        async def reported() -> bool:
+        async def reported():
             return (await group_of(daemon, KEY))["workers"][0]["state"] in {"ready", "idle"}
 
         await until(reported)

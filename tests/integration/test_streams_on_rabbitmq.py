@@ -1,7 +1,5 @@
 """Streamed answers through a real worker process and real RabbitMQ: credit, lost workers, clients that go away."""
 
-from __future__ import annotations
-
 import secrets
 import signal
 from collections.abc import AsyncIterator

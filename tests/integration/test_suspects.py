@@ -1,7 +1,5 @@
 """Requests that come back after the death of a worker: real workers, killed, on real RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The log of telemetry of a running daemon on a real RabbitMQ: what doctor and status say, and the lag of readers."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A daemon in this process, on a real RabbitMQ, with the noop driver: what its terms do to queues and requests."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import secrets
@@ -129,7 +127,7 @@ async def test_orphans_are_forwarded_in_their_order_and_what_follows_goes_straig
 async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(settings, names, channel, broker):
     sent: list[bytes] = []
 
-    async def keep_publishing() -> None:
+    async def keep_publishing():
         while True:
             body = b"%d" % len(sent)
             await publish(channel, names, f"k{len(sent) % 20}", body)

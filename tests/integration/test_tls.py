@@ -1,7 +1,5 @@
 """TLS to a real RabbitMQ that demands client certificates: end to end, and everything that can be wrong with it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import ssl

@@ -3,8 +3,6 @@
 That keys, odd ones too, have queues of their own is in `tests/contract/test_request_queue_contract.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

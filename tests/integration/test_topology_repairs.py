@@ -1,7 +1,5 @@
 """A running daemon whose objects in RabbitMQ are deleted or changed by hand: real RabbitMQ, noop driver."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -60,7 +58,7 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
         topology = expected_topology(names, managed=True)
         expected = expected_objects(names, topology, pool_policies(settings, running.term._session.version))
 
-        async def repaired() -> bool:
+        async def repaired():
             return (
                 await compare(management, expected, pool=pool_id) == []
                 and await management.get_global_parameter(f"osrdyne-{pool_id}-leader") is not None

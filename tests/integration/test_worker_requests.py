@@ -1,7 +1,5 @@
 """Requests through a real worker process and real RabbitMQ: every way a request can be answered."""
 
-from __future__ import annotations
-
 import json
 import secrets
 

@@ -1,18 +1,15 @@
 """Real workers on Spark and RabbitMQ: `/ingest` stores every event of a stream once; and answers in every form."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from filled_streams import fill
 from pydantic import SecretStr
 from spark_fixtures import SMALL_SPARK
-from worker_process import Stage, stage
+from worker_process import stage
 
 from osrdyne import amqp
 from osrdyne.broker.management.client import ManagementClient
@@ -66,7 +63,7 @@ async def test_every_event_is_stored_once(broker, pool_id, tmp_path):
         "timeout": 120,
     }
 
-    async def start(pool: Stage) -> Any:
+    async def start(pool):
         return await pool.start(
             app="osrdyne_worker.pipelines.ingest:app", spark=SMALL_SPARK, config=config, ready=False
         )

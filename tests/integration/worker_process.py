@@ -1,7 +1,5 @@
 """A real worker in a process of its own, and the broker around it as the controller would have made it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

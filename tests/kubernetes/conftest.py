@@ -5,26 +5,21 @@ that only the played kubelet takes them. The API server must reach this machine'
 on the same machine does.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
-from harness import KubernetesHarness, harness_for, own_namespace
+from harness import harness_for, own_namespace
 from lightkube import Client, KubeConfig
-from lightkube.config.kubeconfig import SingleConfig
 from played_kubelet import PlayedKubelet
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_need_kubernetes(kubernetes_api: None) -> None:
+def all_need_kubernetes(kubernetes_api):
     """The templates of the chart are checked here too, because the other tests install them."""
 
 
 @pytest.fixture(scope="session")
-def cluster() -> SingleConfig:
+def cluster():
     path = os.environ.get("KUBECONFIG")
     if not path:
         pytest.fail("These tests need a Kubernetes API server: set KUBECONFIG to the path of its kubeconfig.", False)
@@ -34,19 +29,19 @@ def cluster() -> SingleConfig:
 
 
 @pytest.fixture(scope="session")
-def admin(cluster: SingleConfig) -> Iterator[Client]:
+def admin(cluster):
     with Client(config=cluster) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def namespace(admin: Client) -> Iterator[str]:
+def namespace(admin):
     with own_namespace(admin) as name:
         yield name
 
 
 @pytest.fixture(scope="session")
-def kubelet(cluster: SingleConfig, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedKubelet]:
+def kubelet(cluster, namespace, tmp_path_factory):
     kubelet = PlayedKubelet(cluster, namespace, tmp_path_factory.mktemp("kubelet"))
     kubelet.start()
     yield kubelet
@@ -54,8 +49,6 @@ def kubelet(cluster: SingleConfig, namespace: str, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture
-async def harness(
-    cluster: SingleConfig, kubelet: PlayedKubelet, namespace: str, tmp_path: Path
-) -> AsyncIterator[KubernetesHarness]:
+async def harness(cluster, kubelet, namespace, tmp_path):
     async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
         yield harness

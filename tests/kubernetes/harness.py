@@ -1,7 +1,5 @@
 """Drivers for these tests: each test a stack of its own in the one namespace, so that none sees another's objects."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress

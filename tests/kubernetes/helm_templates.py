@@ -6,8 +6,6 @@ and pipelines of the functions below. Source: Go docs, text/template; Helm docs,
 the same objects from this chart and these values (compared once, by hand).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

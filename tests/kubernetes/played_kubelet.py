@@ -5,8 +5,6 @@ would behave; `WORKER_CONFIG` of the pod says how. A process of the suite of poo
 pod as a kubelet does. Two behaviours are its own: `config["played"]` may be `no-image` or `no-node`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The Helm chart: rendered, checked by a real API server, and its Role against every call of the driver."""
 
-from __future__ import annotations
-
 import secrets
 from itertools import product, starmap
 from pathlib import Path

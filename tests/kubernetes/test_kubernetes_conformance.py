@@ -1,7 +1,5 @@
 """The conformance suite on the Kubernetes driver: a real API server and controller manager, and a played kubelet."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import tempfile
@@ -10,7 +8,6 @@ from pathlib import Path
 import pytest
 from harness import harness_for
 
-from osrdyne.drivers.base import Driver
 from osrdyne.protocol.names import started_as
 from osrdyne.testing.driver_conformance import BackendConformance, WorkerConformance
 from osrdyne.testing.driver_harness import AMQP_URI, is_ready, make_spec
@@ -31,7 +28,7 @@ class TestKubernetesDriver(BackendConformance, WorkerConformance):
         await asyncio.to_thread(harness.remove_all, admin)
         await driver.close()
 
-    async def test_worker_gets_its_environment(self, driver: Driver) -> None:
+    async def test_worker_gets_its_environment(self, driver):
         """As for other drivers, but each pod is a worker of its own, named after the start and itself."""
         spec = make_spec(note="a 'quoted' $note $(WORKER_POOL)\n漢")
         said = await is_ready(driver, await driver.start(spec))

@@ -1,7 +1,5 @@
 """What the conformance suite does not ask of the Kubernetes driver: objects, failures in its words, clean-up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from functools import partial

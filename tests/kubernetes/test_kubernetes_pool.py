@@ -4,8 +4,6 @@ There is no node. The program that a pod names is run here, with the environment
 request is answered only if the objects say all that a worker needs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

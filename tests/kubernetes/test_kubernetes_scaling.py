@@ -1,7 +1,5 @@
 """Autoscaling and changed settings: who owns the number of pods, what is made, and what is left of it."""
 
-from __future__ import annotations
-
 import pytest
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.apps_v1 import Deployment

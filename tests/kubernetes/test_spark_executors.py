@@ -3,8 +3,6 @@
 No node runs the pods: in one test they stay Pending, in the other the test runs the command of each pod as a process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ Each run of `variants.toml` is compiled by spin and gcc and searched exhaustivel
 is expected there. `--story NAME` prints the shortest sequence of events that leads to a broken variant's error.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

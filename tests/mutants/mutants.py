@@ -3,8 +3,6 @@
 A mutant is one change of one place: the name of what goes wrong, code that its file has once, and what it becomes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 PLAN = "osrdyne/pool/queues/plan.py"

@@ -4,8 +4,6 @@ make mutants                      all of them
 make mutants ARGS="token settle"  those whose names have one of the words
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Without it, `OSRDYNE_TEST_AMQP_URI` and `OSRDYNE_TEST_MANAGEMENT_URI` can name another RabbitMQ.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 

@@ -6,8 +6,6 @@ is a failed run, and the output names the files that grew. The budget is for the
 much more time as it needs for a fixed calculation.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

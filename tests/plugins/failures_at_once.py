@@ -3,8 +3,6 @@
 A run that is stopped by a time limit never reaches the summary of pytest.
 """
 
-from __future__ import annotations
-
 import pytest
 
 

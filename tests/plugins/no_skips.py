@@ -3,8 +3,6 @@
 A missing service must fail, not hide.
 """
 
-from __future__ import annotations
-
 import pytest
 
 HIDDEN = ("skipped", "xfailed", "xpassed")

@@ -5,8 +5,6 @@ Only where `.ci/run` sets `OSRDYNE_RERUNS`, a file for the names of the tests th
 0125); `.ci/run` prints them at its end.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Only in runs of a tier that uses it. Nothing is started where `OSRDYNE_TEST_AMQP
 name another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from typing import Any

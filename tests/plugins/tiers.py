@@ -19,8 +19,6 @@ session `spark` run in two processes of pytest-xdist, because to start and warm 
 as most of these files, and every other file in one, so that its fixtures are set up once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -33,12 +31,7 @@ from typing import Any
 
 import pytest
 
-TIER_OF_FIXTURE = {
-    "kubernetes_api": "kubernetes",
-    "docker_engine": "docker",
-    "java": "spark",
-    "processes": "process",
-}
+TIER_OF_FIXTURE = {"kubernetes_api": "kubernetes", "docker_engine": "docker", "java": "spark", "processes": "process"}
 """A test with several of them belongs to the tier of the first."""
 TIERS = ("test", "process", "spark", "rabbitmq4", "docker", "kubernetes", "nightly")
 SECONDS = {"test": 60, "process": 180, "spark": 600, "docker": 600, "kubernetes": 180, "nightly": 1800}
@@ -59,22 +52,22 @@ KNOWN_TIERS = Path("build") / "tiers.json"
 
 
 @pytest.fixture(scope="session")
-def processes() -> None:
+def processes():
     """Requested by what starts daemons, workers, commands or servers as processes."""
 
 
 @pytest.fixture(scope="session")
-def java(processes: None) -> None:
+def java(processes):
     """Requested by what starts Spark."""
 
 
 @pytest.fixture(scope="session")
-def docker_engine(processes: None) -> None:
+def docker_engine(processes):
     """Requested by what needs a Docker engine."""
 
 
 @pytest.fixture(scope="session")
-def kubernetes_api(processes: None) -> None:
+def kubernetes_api(processes):
     """Requested by what needs the API server of `KUBECONFIG`."""
 
 

@@ -1,7 +1,5 @@
 """A server of the S3 protocol (moto, with a user whose signatures it checks), and the jars of S3A from Maven."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,13 +1,9 @@
 """Datasets and exports of the SQL pipeline on S3: `make test-s3`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from remote_files import MakeCall, RemoteFilesSuite, ask, export, spark_session, written
+from remote_files import RemoteFilesSuite, ask, export, spark_session, written
 from s3_server import BUCKET, S3Server, s3a_jars
 
 from osrdyne.dev.rabbitmq.node_files import free_ports
@@ -21,7 +17,7 @@ WRONG_SECRET = "a-wrong-secret-key"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+def server(tmp_path_factory):
     CACHE.mkdir(parents=True, exist_ok=True)
     started = S3Server(tmp_path_factory.mktemp("s3"), cache=CACHE)
     try:
@@ -32,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="module")
-def session(server: S3Server) -> Iterator[Any]:
+def session(server):
     [closed] = free_ports(1)
     conf = {
         "spark.driver.extraClassPath": s3a_jars(CACHE),
@@ -63,14 +59,12 @@ FAULTS = {
 
 class TestS3(RemoteFilesSuite):
     @pytest.fixture
-    def base(self) -> str:
+    def base(self):
         return ROOT
 
     @pytest.mark.parametrize("fault", FAULTS)
     @pytest.mark.parametrize("watch", [False, True], ids=["not watched", "watched"])
-    def test_fault_of_a_dataset_names_its_setting(
-        self, server: S3Server, make_call: MakeCall, fault: str, watch: bool
-    ) -> None:
+    def test_fault_of_a_dataset_names_its_setting(self, server, make_call, fault, watch):
         bucket, code, named = FAULTS[fault]
         with pytest.raises(RequestError) as caught:
             ask(make_call(f"s3a://{bucket}/data", watch=watch))
@@ -79,9 +73,7 @@ class TestS3(RemoteFilesSuite):
         assert_is_clean(server, caught.value.message)
 
     @pytest.mark.parametrize("fault", FAULTS)
-    def test_fault_of_an_export_names_its_setting(
-        self, session: Any, server: S3Server, make_call: MakeCall, fault: str
-    ) -> None:
+    def test_fault_of_an_export_names_its_setting(self, session, server, make_call, fault):
         bucket, _, named = FAULTS[fault]
         call = make_call(written(session, f"{ROOT}/source", 100), exports=f"s3a://{bucket}/exports")
         with pytest.raises(RequestError) as caught:

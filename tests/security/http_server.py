@@ -1,7 +1,5 @@
 """A web server on loopback, which is not the API: an issuer of keys, another site, what a query must not reach."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A Spark worker with a handler that kills its JVM; `journal` in the configuration names the file of what ran where."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

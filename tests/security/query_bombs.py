@@ -3,8 +3,6 @@
 The view of the key is `region` (five rows).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -162,7 +160,7 @@ _REFUSED: dict[str, dict[str, str]] = {
     },
     "max_recursion_level": {
         "recursion": "with recursive r (x) max recursion level 100000000 as "
-        "(select 1 union all select x + 1 from r) select count(*) from r",
+        "(select 1 union all select x + 1 from r) select count(*) from r"
     },
 }
 """The setting of the limit, and the queries that it refuses before Spark evaluates anything."""

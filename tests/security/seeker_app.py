@@ -1,7 +1,5 @@
 """A worker whose handler searches every place for the AMQP URI that code in a worker can read without a debugger."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Attacks on the HTTP API over real sockets: every endpoint with each kind of token, slow and huge requests."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -75,7 +73,7 @@ GRANTS = {token.name: token.grants for token in TOKENS}
 
 
 @pytest.fixture
-def tokens_file(tmp_path: Path) -> Path:
+def tokens_file(tmp_path):
     file = tmp_path / "tokens.json"
     file.write_text(render_tokens(TOKENS))
     return file
@@ -140,9 +138,7 @@ BAD_HEADERS: dict[str, list[tuple[str, str]]] = {
 }
 
 
-async def test_no_endpoint_but_probes_and_registry_is_open_to_a_request_without_a_valid_token(
-    tokens_file: Path,
-) -> None:
+async def test_no_endpoint_but_probes_and_registry_is_open_to_a_request_without_a_valid_token(tokens_file):
     pool = FakeInspector(poison_views=[poison_view("e1")])
     pool.queue_views[Key("k")] = RegisteredQueue(Key("k"), "osr-k", exists=True, record=None, policy=None)
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
@@ -182,7 +178,7 @@ def may(name: str, method: str, path: str) -> bool:
     return filters or name == "limited"
 
 
-async def test_each_token_reaches_what_the_table_allows_and_nothing_else(tokens_file: Path) -> None:
+async def test_each_token_reaches_what_the_table_allows_and_nothing_else(tokens_file):
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     pool = FakeInspector()
     async with serving(pool, settings) as server, httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
@@ -237,7 +233,7 @@ async def raw_status(port: int, *lines: str) -> int:
         writer.close()
 
 
-async def test_odd_targets_and_hosts_open_nothing(tokens_file: Path) -> None:
+async def test_odd_targets_and_hosts_open_nothing(tokens_file):
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     async with serving(FakeInspector(), settings) as server:
         host, secret = "host: 127.0.0.1", SECRETS["all"]
@@ -257,7 +253,7 @@ async def test_odd_targets_and_hosts_open_nothing(tokens_file: Path) -> None:
 
 
 @pytest.mark.proves("api/token-limited-some-keys")
-async def test_limited_token_sees_its_keys_only(tokens_file: Path) -> None:
+async def test_limited_token_sees_its_keys_only(tokens_file):
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     pool = FakeInspector(poison_views=[poison_view("e1", key=Key("k")), poison_view("e2", key=Key("secret"))])
     async with serving(pool, settings) as server, httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
@@ -285,7 +281,7 @@ async def test_limited_token_sees_its_keys_only(tokens_file: Path) -> None:
     assert len(pool.poison_views) == 2
 
 
-def test_file_of_an_earlier_version_keeps_its_rights() -> None:
+def test_file_of_an_earlier_version_keeps_its_rights():
     entry = {"name": "a", "sha256": "0" * 64, "created": NOW.isoformat(), "expires": None}
     text = json.dumps({"tokens": [entry | {"role": "read"}, entry | {"name": "b", "role": "operate"}]})
     viewer, admin = parse_tokens(text, "file")
@@ -294,9 +290,7 @@ def test_file_of_an_earlier_version_keeps_its_rights() -> None:
 
 
 @pytest.mark.proves("api/file-api-tokens-damaged")
-async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
-    tokens_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(tokens_file, capsys):
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     async with serving(FakeInspector(), settings) as server:
         options = ["--file", str(tokens_file)]
@@ -318,8 +312,8 @@ async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
 
 
 async def test_large_token_file_is_read_off_the_loop_and_no_request_is_judged_by_the_former_one(
-    tokens_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tokens_file, monkeypatch
+):
     file = TokenFile(str(tokens_file))
     assert await file.current() == TOKENS
     reading, go_on, read = threading.Event(), threading.Event(), TokenFile.read
@@ -342,12 +336,10 @@ async def test_large_token_file_is_read_off_the_loop_and_no_request_is_judged_by
     assert await asyncio.gather(*requests[1:]) == [TOKENS[:1]] * 2
 
 
-def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(tmp_path, capsys):
     file = tmp_path / "tokens.json"
 
-    def create(name: str) -> int:
+    def create(name):
         return execute(
             ["token", "create", name, "--role", "viewer", "--expires", "30d", "--file", str(file)], debug=False
         )
@@ -383,7 +375,7 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
         ("[" * 100_000, "JSON"),
     ],
 )
-def test_token_file_with_a_mistake_stops_the_start(tmp_path: Path, content: str, place: str) -> None:
+def test_token_file_with_a_mistake_stops_the_start(tmp_path, content, place):
     (tmp_path / "tokens").write_text(content)
     with pytest.raises(ConfigurationError, match=place):
         authenticators_of(ApiSettings(tokens_file=str(tmp_path / "tokens")), clock=SystemClock())
@@ -399,9 +391,7 @@ def test_token_file_with_a_mistake_stops_the_start(tmp_path: Path, content: str,
         (["api.host=192.0.2.7"], "192.0.2.7"),
     ],
 )
-def test_daemon_that_would_be_open_to_the_network_does_not_start(
-    settings: list[str], named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_daemon_that_would_be_open_to_the_network_does_not_start(settings, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = [word for setting in settings for word in ("--set", setting)]
     for command in ("run", "check-config"):
@@ -409,8 +399,8 @@ def test_daemon_that_would_be_open_to_the_network_does_not_start(
         assert named in capsys.readouterr().err
 
 
-def test_exposed_api_warns_at_the_start(tokens_file: Path) -> None:
-    def warnings(**settings: object) -> list[str]:
+def test_exposed_api_warns_at_the_start(tokens_file):
+    def warnings(**settings):
         return authenticators_of(ApiSettings.model_validate(settings), clock=SystemClock())[1]
 
     exposed = {"host": "0.0.0.0", "allowed_hosts": ("a",)}
@@ -419,7 +409,7 @@ def test_exposed_api_warns_at_the_start(tokens_file: Path) -> None:
     assert ("api.allow_anonymous" in of_anonymous, "api.tls" in of_plain_text, warnings()) == (True, True, [])
 
 
-async def test_host_names_are_checked_off_loopback_and_the_address_itself_is_answered(tokens_file: Path) -> None:
+async def test_host_names_are_checked_off_loopback_and_the_address_itself_is_answered(tokens_file):
     settings = ApiSettings(host="0.0.0.0", port=0, tokens_file=str(tokens_file), allowed_hosts=("osrdyne.example",))
     async with serving(FakeInspector(), settings) as server, httpx.AsyncClient(timeout=PATIENCE) as client:
         for host, status in (
@@ -430,11 +420,11 @@ async def test_host_names_are_checked_off_loopback_and_the_address_itself_is_ans
 
 
 @pytest.mark.proves("api/client-sends-huge-bodies")
-async def test_connections_that_send_their_headers_slowly_are_closed(tokens_file: Path) -> None:
+async def test_connections_that_send_their_headers_slowly_are_closed(tokens_file):
     settings = ApiSettings(port=0, tokens_file=str(tokens_file), header_timeout=0.5, limit_concurrency=20)
     async with serving(FakeInspector(), settings) as server, httpx.AsyncClient(timeout=PATIENCE) as client:
 
-        async def attack(first: bytes) -> None:
+        async def attack(first):
             """Until the server has ended the connection."""
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             with suppress(ConnectionError):
@@ -455,7 +445,7 @@ async def test_connections_that_send_their_headers_slowly_are_closed(tokens_file
                 await asyncio.sleep(0.1)
 
 
-async def test_body_that_arrives_slowly_is_given_up(tokens_file: Path) -> None:
+async def test_body_that_arrives_slowly_is_given_up(tokens_file):
     settings = ApiSettings(port=0, body_timeout=0.5)
     async with serving(FakeInspector(), settings) as server, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -466,7 +456,7 @@ async def test_body_that_arrives_slowly_is_given_up(tokens_file: Path) -> None:
 
 
 @pytest.mark.proves("api/client-sends-huge-bodies")
-async def test_connections_above_the_limit_are_refused_and_the_unix_socket_still_answers(tmp_path: Path) -> None:
+async def test_connections_above_the_limit_are_refused_and_the_unix_socket_still_answers(tmp_path):
     settings = ApiSettings(port=0, limit_concurrency=3)
     local = tmp_path / "api.sock"
     async with serving(FakeInspector(), settings, open_local=lambda: UnixListener(local)) as server:
@@ -479,7 +469,7 @@ async def test_connections_above_the_limit_are_refused_and_the_unix_socket_still
 
 
 @pytest.mark.proves("api/client-sends-huge-bodies")
-async def test_probe_has_a_socket_of_its_own_that_answers_nothing_else() -> None:
+async def test_probe_has_a_socket_of_its_own_that_answers_nothing_else():
     pool = FakeInspector()
     async with (
         serving(pool, ApiSettings(port=0, probe_port=0, limit_concurrency=3)) as server,
@@ -505,7 +495,7 @@ HUGE = 100 * 2**20
     [("POST", "/v1/group/start?key=k"), ("POST", "/v1/explain"), ("PUT", "/v1/routes?author=a"), ("GET", "/v1/groups")],
 )
 @pytest.mark.proves("api/client-sends-huge-bodies")
-async def test_huge_body_is_refused_before_it_is_read(method: str, path: str) -> None:
+async def test_huge_body_is_refused_before_it_is_read(method, path):
     pool = FakeInspector()
     async with serving(pool, ApiSettings(port=0)) as server, asyncio.timeout(PATIENCE):
         head = HEAD.format(method=method, path=path)
@@ -528,12 +518,12 @@ async def test_huge_body_is_refused_before_it_is_read(method: str, path: str) ->
 
 
 @pytest.mark.proves("api/manifest-expensive-parse-applied")
-async def test_leader_goes_on_while_the_largest_manifests_are_refused() -> None:
+async def test_leader_goes_on_while_the_largest_manifests_are_refused():
     """A document of small values is the most expensive to read: 16 MiB of them are 5.6 million."""
     pool = FakeInspector()
     silences = [0.0]
 
-    async def heartbeat() -> None:
+    async def heartbeat():
         loop = asyncio.get_running_loop()
         last = loop.time()
         while True:
@@ -551,9 +541,7 @@ async def test_leader_goes_on_while_the_largest_manifests_are_refused() -> None:
     assert max(silences) < SILENCE
 
 
-async def test_unix_socket_needs_no_token_and_is_closed_to_other_users(
-    tokens_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+async def test_unix_socket_needs_no_token_and_is_closed_to_other_users(tokens_file, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     api = ApiSettings(port=0, tokens_file=str(tokens_file))
     settings = Settings(pool=PoolSettings(id="auto"), api=api)
@@ -579,7 +567,7 @@ async def test_unix_socket_needs_no_token_and_is_closed_to_other_users(
     assert list(pool.group_views) == ["k"]
 
 
-def test_socket_of_a_killed_process_is_replaced_and_another_file_is_not(tmp_path: Path) -> None:
+def test_socket_of_a_killed_process_is_replaced_and_another_file_is_not(tmp_path):
     path = tmp_path / "api.sock"
     code = f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({str(path)!r}); s.listen()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -592,13 +580,11 @@ def test_socket_of_a_killed_process_is_replaced_and_another_file_is_not(tmp_path
     assert path.read_text() == "mine"
 
 
-async def test_command_line_takes_its_token_from_the_environment_or_a_file(
-    tokens_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_command_line_takes_its_token_from_the_environment_or_a_file(tokens_file, monkeypatch, tmp_path, capsys):
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     async with serving(FakeInspector(), settings) as server:
 
-        async def status() -> tuple[int, str]:
+        async def status():
             code = await asyncio.to_thread(execute, ["groups", "list", "--api", server.url], debug=False)
             return code, capsys.readouterr().err
 
@@ -615,7 +601,7 @@ async def test_command_line_takes_its_token_from_the_environment_or_a_file(
         assert (await status())[0] == 2
 
 
-def test_token_is_not_sent_unencrypted_where_tls_was_asked_for() -> None:
+def test_token_is_not_sent_unencrypted_where_tls_was_asked_for():
     api = DaemonApi("https://daemon.example", token=SECRETS["viewer"])
     assert api._may_send_token_to("https://leader.example")
     assert not api._may_send_token_to("http://leader.example")
@@ -630,9 +616,7 @@ def make_certificate(certificate: Path, key: Path) -> None:
 
 
 @pytest.mark.proves("api/renewed-certificate-api-damaged")
-async def test_renewed_certificate_is_used_without_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_renewed_certificate_is_used_without_a_restart(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("osrdyne.api.server.RENEWAL_INTERVAL", 0.05)
     certificate, key, new = tmp_path / "api.pem", tmp_path / "api.key", tmp_path / "new.pem"
     make_certificate(certificate, key)
@@ -640,11 +624,11 @@ async def test_renewed_certificate_is_used_without_a_restart(
     tls = ApiTlsSettings(certificate_file=str(certificate), key_file=str(key))
     async with serving(FakeInspector(), ApiSettings(port=0, tls=tls)) as server:
 
-        async def shown() -> str:
+        async def shown():
             """The certificate that the server presents now."""
             return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", server.port), timeout=PATIENCE)
 
-        async def wait_until(holds: Callable[[str], bool]) -> None:
+        async def wait_until(holds):
             async with asyncio.timeout(PATIENCE):
                 while not holds(await shown()):
                     await asyncio.sleep(0.05)
@@ -662,7 +646,7 @@ async def test_renewed_certificate_is_used_without_a_restart(
         await wait_until(lambda text: text.split() == certificate.read_text().split())
 
 
-async def test_api_speaks_tls(tmp_path: Path, tokens_file: Path) -> None:
+async def test_api_speaks_tls(tmp_path, tokens_file):
     certificate, key = tmp_path / "api.pem", tmp_path / "api.key"
     make_certificate(certificate, key)
     tls = ApiTlsSettings(certificate_file=str(certificate), key_file=str(key))
@@ -694,7 +678,7 @@ async def test_api_speaks_tls(tmp_path: Path, tokens_file: Path) -> None:
         ({}, 202),
     ],
 )
-async def test_page_of_another_site_changes_nothing(headers: dict[str, str], status: int) -> None:
+async def test_page_of_another_site_changes_nothing(headers, status):
     pool = FakeInspector()
     app = create_app(pool, Metrics(), version="1")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:

@@ -1,7 +1,5 @@
 """A real browser shows a page of another site, which tries to use the API on loopback in every way a page has."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -49,15 +47,15 @@ async def attempt(page: Page, script: str, url: str) -> object:
 
 
 @pytest.mark.proves("api/page-site-open-browser")
-async def test_page_of_another_site_changes_and_reads_nothing_in_a_real_browser() -> None:
+async def test_page_of_another_site_changes_and_reads_nothing_in_a_real_browser():
     pool, settings, asked = FakeInspector(), ApiSettings(port=0), []
     access = Access(authenticators_of(settings, clock=SystemClock())[0])
     app = create_app(
         pool, Metrics(), version="1", access=access, allowed_hosts=hosts_of(settings.host, settings.allowed_hosts)
     )
 
-    async def recording(scope, receive, send):  # type: ignore[no-untyped-def]
-        async def record(message):  # type: ignore[no-untyped-def]
+    async def recording(scope, receive, send):
+        async def record(message):
             if message["type"] == "http.response.start":
                 asked.append((scope["method"], message["status"]))
             await send(message)

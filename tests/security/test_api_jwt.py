@@ -1,7 +1,5 @@
 """JWTs and trusted proxies at the HTTP API: what counts, and every way in which a token may be wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gzip
@@ -75,19 +73,19 @@ def of_jwks(keys: list[Any], directory: Path, clock: VirtualClock) -> JwtVerifie
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
+def clock():
     return VirtualClock()
 
 
 @pytest.fixture
-def public_key(tmp_path: Path) -> Path:
+def public_key(tmp_path):
     file = tmp_path / "issuer.pem"
     file.write_bytes(RSA.as_pem(private=False))
     return file
 
 
 @pytest.fixture
-def verifier(public_key: Path, clock: VirtualClock) -> JwtVerifier:
+def verifier(public_key, clock):
     return JwtVerifier(settings_of(public_key), clock=clock)
 
 
@@ -102,8 +100,8 @@ def verifier(public_key: Path, clock: VirtualClock) -> JwtVerifier:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_token_of_each_algorithm_counts_only_where_that_one_is_configured(
-    algorithm: str, key: Key, content: bytes, clock: VirtualClock, tmp_path: Path, public_key: Path
-) -> None:
+    algorithm, key, content, clock, tmp_path, public_key
+):
     file = tmp_path / "key"
     file.write_bytes(base64.b64encode(content) if algorithm == "HS256" else content)
     if algorithm == "HS256":
@@ -149,7 +147,7 @@ def forged_tokens(clock: VirtualClock) -> dict[str, str]:
 
 
 @pytest.mark.proves("api/token-forged-algorithm-none")
-async def test_forged_token_is_refused_by_its_signature(verifier: JwtVerifier, clock: VirtualClock) -> None:
+async def test_forged_token_is_refused_by_its_signature(verifier, clock):
     for name, token in forged_tokens(clock).items():
         assert await verifier.verify(token) is AccessRefusal.SIGNATURE, name
     assert await verifier.verify(signed(claims(clock, more="x" * MAX_TOKEN))) is AccessRefusal.MALFORMED
@@ -175,9 +173,7 @@ async def test_forged_token_is_refused_by_its_signature(verifier: JwtVerifier, c
     ],
     ids=str,
 )
-async def test_token_with_a_wrong_claim_is_refused(
-    verifier: JwtVerifier, clock: VirtualClock, changes: dict[str, Any], refusal: AccessRefusal
-) -> None:
+async def test_token_with_a_wrong_claim_is_refused(verifier, clock, changes, refusal):
     now = int(clock.time())
     changes = {
         name: now + value if name in {"exp", "nbf"} and isinstance(value, int) else value
@@ -186,9 +182,7 @@ async def test_token_with_a_wrong_claim_is_refused(
     assert await verifier.verify(signed(claims(clock, **changes))) is refusal
 
 
-async def test_only_what_was_verified_before_is_known_without_a_thread(
-    verifier: JwtVerifier, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_what_was_verified_before_is_known_without_a_thread(verifier, clock, monkeypatch):
     sound = claims(clock, exp=int(clock.time()) + 10, aud=["other", AUDIENCE])
     token, forged = signed(sound), signed(claims(clock), OTHER)
     assert (verifier.verify_cached(token), verifier.verify_cached(forged)) == (None, None)
@@ -209,7 +203,7 @@ async def test_only_what_was_verified_before_is_known_without_a_thread(
     assert Authenticators().identify_cached(token) is AccessRefusal.NO_KEYS
 
 
-async def test_api_token_is_known_once_its_file_was_read(tmp_path: Path, clock: VirtualClock) -> None:
+async def test_api_token_is_known_once_its_file_was_read(tmp_path, clock):
     file, text = tmp_path / "tokens.json", generate_token()
     created = datetime.fromtimestamp(clock.time(), UTC)
     token = Token("bob", grants_of(None, [Grant.SEND]), digest_of(text), created, created + timedelta(seconds=10))
@@ -229,7 +223,7 @@ async def test_api_token_is_known_once_its_file_was_read(tmp_path: Path, clock: 
     st.text(max_size=300) | st.lists(st.sampled_from(["eyJ", ".", "A", "=", "-", '{"'])).map("".join),
     st.integers(0, 400),
 )
-def test_text_that_the_issuer_has_not_signed_is_never_a_principal(text: str, at: int) -> None:
+def test_text_that_the_issuer_has_not_signed_is_never_a_principal(text, at):
     found = KNOWN._decode(text)
     assert isinstance(found, AccessRefusal)
     token = SOUND[:at] + text + SOUND[at + len(text) :]
@@ -237,8 +231,8 @@ def test_text_that_the_issuer_has_not_signed_is_never_a_principal(text: str, at:
     assert isinstance(changed, AccessRefusal) or changed == jwt.decode(SOUND, RSA).claims
 
 
-def test_claims_become_grants() -> None:
-    def grants(**given: object) -> object:
+def test_claims_become_grants():
+    def grants(**given):
         found = principal_of_claims({"sub": "a", **given}, role_claim="groups", roles=ROLES)
         return None if found is None else found.grants
 
@@ -279,13 +273,11 @@ def issuing() -> Iterator[Issuer]:
         yield issuer
 
 
-async def test_keys_are_read_for_the_next_token_after_a_cancelled_read(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_keys_are_read_for_the_next_token_after_a_cancelled_read(clock, monkeypatch):
     with issuing() as issuer:
         verifier, token = of_url(issuer.url, clock), signed(claims(clock), kid="one")
 
-        async def never_fetch() -> list[Key]:
+        async def never_fetch():
             return await asyncio.Future()
 
         with monkeypatch.context() as patched:
@@ -298,7 +290,7 @@ async def test_keys_are_read_for_the_next_token_after_a_cancelled_read(
 
 
 @pytest.mark.proves("api/url-jwks-cannot-read")
-async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clock: VirtualClock) -> None:
+async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clock):
     with issuing() as issuer:
         verifier = of_url(issuer.url, clock)
         new = RSAKey.generate_key(2048, {"kid": "two"})
@@ -323,12 +315,10 @@ async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clo
         assert await verifier.verify(signed(claims(clock), kid="one")) is AccessRefusal.UNKNOWN_KEY
 
 
-async def test_issuer_that_sends_its_keys_slowly_is_given_up(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_issuer_that_sends_its_keys_slowly_is_given_up(clock, monkeypatch):
     monkeypatch.setattr("osrdyne.api.access.jwt.FETCH_TIMEOUT", 1.0)
 
-    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def drip(_, writer):
         """Each part comes within the time that a single read may take."""
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         with closing(writer), suppress(OSError):
@@ -347,7 +337,7 @@ async def test_issuer_that_sends_its_keys_slowly_is_given_up(
         server.close()
 
 
-async def test_compressed_or_redirected_keys_are_not_read(clock: VirtualClock) -> None:
+async def test_compressed_or_redirected_keys_are_not_read(clock):
     with issuing() as issuer, issuing() as other:
         for issuer.status, issuer.headers, issuer.pack in (
             (200, {"content-encoding": "gzip"}, gzip.compress),
@@ -358,7 +348,7 @@ async def test_compressed_or_redirected_keys_are_not_read(clock: VirtualClock) -
         assert (issuer.asked, other.asked) == (2, 0)
 
 
-async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock, tmp_path):
     own = EC.as_dict(private=False, kid="own")
     broken = [{"crv": "brainpoolP256r1"}, {"x": "!"}, {"x": own["y"]}, {"y": None}, {"use": "enc"}, {"kid": ["own"]}]
     keys = [*(own | {"kid": f"k{n}"} | one for n, one in enumerate(broken)), own]
@@ -369,13 +359,13 @@ async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock: VirtualC
         assert found is AccessRefusal.UNKNOWN_KEY, broken[number]
 
 
-async def test_key_without_an_id_stands_in_for_ids_that_no_key_has(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_key_without_an_id_stands_in_for_ids_that_no_key_has(clock, tmp_path):
     named, other, bare = (ECKey.generate_key("P-256") for _ in range(3))
     keys = [named.as_dict(private=False, kid="a"), other.as_dict(private=False, kid="b"), bare.as_dict(private=False)]
     keys = [{name: value for name, value in key.items() if name != "kid" or value in "ab"} for key in keys]
     verifier = of_jwks(keys, tmp_path, clock)
 
-    async def found(key: Key, **header: str) -> object:
+    async def found(key, **header):
         return await verifier.verify(signed(claims(clock), key, "ES256", **header))
 
     for key, name in ((named, "a"), (other, "b"), (bare, "c")):
@@ -384,9 +374,7 @@ async def test_key_without_an_id_stands_in_for_ids_that_no_key_has(clock: Virtua
     assert await found(bare) is AccessRefusal.UNKNOWN_KEY  # any of them may have signed it
 
 
-async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_remembered(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_remembered(clock, monkeypatch):
     with issuing() as issuer:
         verifier = of_url(issuer.url, clock)
         token = signed(claims(clock, exp=int(clock.time()) + 9_000), kid="one")
@@ -432,7 +420,7 @@ UNSAFE_URLS = (
         *(({"key_file": None, "jwks_url": url}, "jwks_url") for url in UNSAFE_URLS),
     ],
 )
-def test_settings_of_jwts_that_are_not_safe_are_refused(changes: dict[str, Any], setting: str) -> None:
+def test_settings_of_jwts_that_are_not_safe_are_refused(changes, setting):
     with pytest.raises(ValueError, match=setting):
         settings_of(Path("key"), **changes)
     for url in ("https://a.example", "https://a.example:8/k?x=1", "http://localhost:8/k", "http://[::1]/"):
@@ -440,7 +428,7 @@ def test_settings_of_jwts_that_are_not_safe_are_refused(changes: dict[str, Any],
 
 
 @pytest.mark.parametrize("content", ["", "short", '{"keys": []}', "[]", "{", '{"keys": [{"kty": "RSA"}]}'])
-def test_keys_that_cannot_be_used_stop_the_start(content: str, clock: VirtualClock, tmp_path: Path) -> None:
+def test_keys_that_cannot_be_used_stop_the_start(content, clock, tmp_path):
     file = tmp_path / "keys"
     file.write_text(content)
     for algorithm in ("HS256", "RS256", "ES256", "EdDSA"):
@@ -459,9 +447,7 @@ def api(settings: ApiSettings, clock: VirtualClock, *, peer: str = "192.0.2.7") 
 
 
 @pytest.mark.proves("api/token-forged-algorithm-none")
-async def test_api_takes_jwts_and_names_what_is_wrong_without_repeating_the_token(
-    public_key: Path, clock: VirtualClock, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_api_takes_jwts_and_names_what_is_wrong_without_repeating_the_token(public_key, clock, capsys):
     async with api(ApiSettings(jwt=settings_of(public_key)), clock) as client:
 
         async def ask(token: str, method: str = "GET", path: str = "/v1/groups") -> httpx.Response:
@@ -502,15 +488,13 @@ async def test_api_takes_jwts_and_names_what_is_wrong_without_repeating_the_toke
     ids=str,
 )
 @pytest.mark.proves("api/client-proxy-sends-proxy")
-async def test_proxy_identifies_users_only_from_its_own_address(
-    clock: VirtualClock, peer: str, headers: list[tuple[str, str]], status: int
-) -> None:
+async def test_proxy_identifies_users_only_from_its_own_address(clock, peer, headers, status):
     settings = ApiSettings(trusted_proxies=("10.0.0.0/24",), proxy_user_header="X-User", proxy_role_header="X-Roles")
     async with api(settings, clock, peer=peer) as client:
         assert (await client.get("/v1/groups", headers=headers)).status_code == status
 
 
-def test_address_of_a_proxy_is_checked() -> None:
+def test_address_of_a_proxy_is_checked():
     for network in ("proxy.example", "0.0.0.0/0", "::/0", "0.0.0.0/1", "128.0.0.0/1", "2000::/3", "::ffff:0:0/0"):
         with pytest.raises(ValueError, match="trusted_proxies"):
             ApiSettings(trusted_proxies=(network,))
@@ -518,7 +502,7 @@ def test_address_of_a_proxy_is_checked() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def known_issuer(tmp_path_factory: pytest.TempPathFactory) -> None:
+def known_issuer(tmp_path_factory):
     """A verifier for the test that hypothesis repeats."""
     global KNOWN, SOUND
     file = tmp_path_factory.mktemp("issuer") / "key.pem"

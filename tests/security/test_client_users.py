@@ -1,10 +1,7 @@
 """A RabbitMQ user for clients (docs/how-to/create-client-users.md), and a managed pool that demands a user id."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
 import httpx
@@ -12,11 +9,10 @@ import pytest
 
 from osrdyne import amqp
 from osrdyne.amqp import Message
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
 from osrdyne.cli.main import execute
 from osrdyne.client import AsyncClient, NoRouteError, RequestError, progress
-from osrdyne.config.models import BrokerSettings, PoolSettings
+from osrdyne.config.models import PoolSettings
 from osrdyne.errors import BrokerAccessError
 from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
 from osrdyne.protocol.progress import not_starting
@@ -31,19 +27,13 @@ Command = Callable[..., Awaitable[tuple[int, str]]]
 
 
 @pytest.fixture
-def credentials(
-    broker_settings: BrokerSettings,
-    pool_id: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> Command:
+def credentials(broker_settings, pool_id, monkeypatch, capsys, tmp_path):
     """`osrdyne credentials ACTION --client NAME`: its exit code, and what it prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OSRDYNE__BROKER__URI", broker_settings.effective_uri())
     monkeypatch.setenv("OSRDYNE__BROKER__MANAGEMENT_URI", broker_settings.effective_management_uri())
 
-    async def run(action: str, client: str) -> tuple[int, str]:
+    async def run(action, client):
         arguments = ["credentials", action, "--client", client, "--pool", pool_id]
         code = await asyncio.to_thread(execute, arguments, debug=False)
         return code, "".join(capsys.readouterr()).strip()
@@ -52,7 +42,7 @@ def credentials(
 
 
 @pytest.fixture
-async def client_uri(credentials: Command, management: ManagementClient, pool_id: str) -> AsyncIterator[str]:
+async def client_uri(credentials, management, pool_id):
     user = f"client-of-{pool_id}"
     code, uri = await credentials("create", user)
     assert code == 0
@@ -60,9 +50,7 @@ async def client_uri(credentials: Command, management: ManagementClient, pool_id
     await management.delete_user(user)
 
 
-async def test_credentials_are_created_once_and_only_those_of_clients_are_removed(
-    credentials: Command, management: ManagementClient, pool_id: str
-) -> None:
+async def test_credentials_are_created_once_and_only_those_of_clients_are_removed(credentials, management, pool_id):
     user, another = f"client-of-{pool_id}", f"another-of-{pool_id}"
     code, uri = await credentials("create", user)
     assert (code, uri.startswith("amqp")) == (0, True)
@@ -93,13 +81,8 @@ async def ask_for_progress(uri: str, names: PoolNames) -> None:
 
 @pytest.mark.proves("requests/client-user-permission-ask")
 async def test_user_without_the_permission_for_progress_can_call(
-    client_uri: str,
-    broker_settings: BrokerSettings,
-    management: ManagementClient,
-    pool_id: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client_uri, broker_settings, management, pool_id, tmp_path, monkeypatch
+):
     """The permissions of a client user of an earlier version."""
     names = Permissions(configure="^$", write=f"^{pool_id}-(req|cancel)-xchg$", read="^$")
     await management.put_permissions(f"client-of-{pool_id}", names)
@@ -118,9 +101,7 @@ async def test_user_without_the_permission_for_progress_can_call(
         silent.cancel()
 
 
-async def test_client_user_can_call_and_nothing_else(
-    client_uri: str, broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_client_user_can_call_and_nothing_else(client_uri, broker_settings, pool_id, tmp_path):
     names = PoolNames(pool_id)
     async with (
         running_daemon(echo_settings(broker_settings, pool_id, tmp_path)),
@@ -142,9 +123,7 @@ async def test_client_user_can_call_and_nothing_else(
         await connection.close()
 
 
-async def test_route_that_demands_a_user_id_believes_no_other_client(
-    client_uri: str, broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_route_that_demands_a_user_id_believes_no_other_client(client_uri, broker_settings, pool_id, tmp_path):
     """RabbitMQ verifies the property; a header of the same name is not taken for it."""
     user = f"client-of-{pool_id}"
     direct = echo_settings(broker_settings, pool_id, tmp_path)

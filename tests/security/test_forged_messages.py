@@ -4,13 +4,10 @@ The attacker's user may publish requests and nothing else. It uses a handler tha
 body of the attacker's choice, published by a worker, to any queue that `reply-to` names.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,7 +18,7 @@ from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
 from osrdyne.client import AsyncClient
-from osrdyne.config.models import BrokerSettings, Settings
+from osrdyne.config.models import Settings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
@@ -78,7 +75,7 @@ class Attack:
 
 
 @pytest.fixture
-def settings(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> Settings:
+def settings(broker_settings, pool_id, tmp_path):
     return echo_settings(broker_settings, pool_id, tmp_path)
 
 
@@ -116,12 +113,12 @@ async def attack_on(settings: Settings, management: ManagementClient) -> AsyncIt
 
 
 @pytest.fixture
-async def attack(settings: Settings, management: ManagementClient) -> AsyncIterator[Attack]:
+async def attack(settings, management):
     async with attack_on(settings, management) as attack:
         yield attack
 
 
-async def test_echoing_handler_cannot_be_made_to_command_another_keys_worker(attack: Attack) -> None:
+async def test_echoing_handler_cannot_be_made_to_command_another_keys_worker(attack):
     for command in FORGED_COMMANDS:
         await attack.request(json.dumps(command).encode(), reply_to=attack.names.control_queue(attack.victim))
     await attack.until_counted(len(FORGED_COMMANDS), "osrdyne_forged_reply_to")
@@ -129,7 +126,7 @@ async def test_echoing_handler_cannot_be_made_to_command_another_keys_worker(att
 
 
 @pytest.mark.proves("hostile/message-reaches-queue-pool")
-async def test_request_whose_reply_to_is_a_queue_of_the_pool_is_not_run(attack: Attack, channel: Channel) -> None:
+async def test_request_whose_reply_to_is_a_queue_of_the_pool_is_not_run(attack, channel):
     names = attack.names
     places = [
         names.poison_queue, names.dead_letter_queue, names.cancel_queue, names.activity_queue, names.orphan_queue,
@@ -145,9 +142,7 @@ async def test_request_whose_reply_to_is_a_queue_of_the_pool_is_not_run(attack: 
 
 
 @pytest.mark.proves("hostile/message-reaches-queue-pool")
-async def test_message_that_did_not_come_through_the_pools_own_exchange_is_counted_and_dropped(
-    attack: Attack, channel: Channel
-) -> None:
+async def test_message_that_did_not_come_through_the_pools_own_exchange_is_counted_and_dropped(attack, channel):
     """A worker that is not ours answers to any address, and one with a user of its own may write to any queue."""
     names, daemon = attack.names, attack.daemon
     died = {"x-first-death-reason": "expired", "x-death": [{"reason": "expired", "queue": "q"}]}
@@ -177,9 +172,7 @@ async def test_message_that_did_not_come_through_the_pools_own_exchange_is_count
     assert await attack.who_answers() == attack.victim
 
 
-async def test_managed_pool_that_allows_some_reply_queues_answers_no_other(
-    settings: Settings, management: ManagementClient, channel: Channel
-) -> None:
+async def test_managed_pool_that_allows_some_reply_queues_answers_no_other(settings, management, channel):
     pool = settings.pool.model_copy(update={"kind": "managed"})
     requests = settings.requests.model_copy(update={"reply_to_prefixes": (f"{pool.id}-replies.",)})
     settings = settings.model_copy(update={"pool": pool, "requests": requests})
@@ -196,7 +189,7 @@ async def test_managed_pool_that_allows_some_reply_queues_answers_no_other(
         await attack.until_counted(1, "osrdyne_forged_reply_to", component="worker")
         await attack.request(b"", reply_to=allowed)
 
-        async def answered() -> bool:
+        async def answered():
             return (await channel.declare_queue(allowed, passive=True)).ready == 1
 
         await until(answered, "an answer in the queue that is allowed")
@@ -205,9 +198,7 @@ async def test_managed_pool_that_allows_some_reply_queues_answers_no_other(
 
 
 @pytest.mark.proves("controller/leader-queue-holds-something")
-async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(
-    settings: Settings, channel: Channel
-) -> None:
+async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(settings, channel):
     queue = PoolNames(settings.pool.id).leader_queue
     forged = [Message(b'{"term": %d, "host": "elsewhere"}' % term) for term in (10**400, 2**60, 10**15)]
     led = []
@@ -221,9 +212,7 @@ async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(
     assert led == [1, 2]
 
 
-async def test_worker_paused_by_a_stranger_serves_again(
-    settings: Settings, management: ManagementClient, channel: Channel
-) -> None:
+async def test_worker_paused_by_a_stranger_serves_again(settings, management, channel):
     """By a user that may write to the control exchange, with a generation that makes it deaf to the leader."""
     worker = settings.worker.model_copy(update={"silence_timeout": 6.0, "stop_grace": 1.0})
     async with attack_on(settings.model_copy(update={"worker": worker}), management) as attack:
@@ -233,7 +222,7 @@ async def test_worker_paused_by_a_stranger_serves_again(
         await channel.publish(Message(body), exchange=attack.names.control_exchange, routing_key=routing_key)
         requests = attack.names.request_queue(Key(VICTIM))
 
-        async def is_paused() -> bool:
+        async def is_paused():
             return (await channel.declare_queue(requests, passive=True)).consumers == 0
 
         await until(is_paused, "the worker has paused")

@@ -1,7 +1,5 @@
 """What the images install: every file that pip downloads is one whose hash is in the repository."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path
@@ -25,7 +23,7 @@ def normal(name: str) -> str:
 
 
 @pytest.mark.parametrize("dockerfile", sorted(IMAGES.glob("*.Dockerfile")), ids=lambda path: path.stem)
-def test_every_download_of_pip_has_a_hash(dockerfile: Path) -> None:
+def test_every_download_of_pip_has_a_hash(dockerfile):
     text = dockerfile.read_text().replace("\\\n", " ")
     commands = [
         command for command in re.split(r"&&|\n", text) if re.search(r"pip (install|wheel|download)\b", command)
@@ -52,7 +50,7 @@ def test_every_download_of_pip_has_a_hash(dockerfile: Path) -> None:
 
 
 @pytest.mark.parametrize("image", EXTRAS)
-def test_requirements_of_an_image_hold_what_the_project_asks_for(image: str) -> None:
+def test_requirements_of_an_image_hold_what_the_project_asks_for(image):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *(line for extra in EXTRAS[image] for line in extras[extra])]

@@ -3,8 +3,6 @@
 One real worker process with Spark and room for two requests, asked through a real RabbitMQ.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
@@ -25,7 +23,7 @@ from osrdyne.protocol.messages import Response
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 from tests.integration.worker_process import PATIENCE, Stage, WorkerProcess, stage
-from tests.security.query_bombs import BOMBS, FORGED_SKETCHES, HONEST, NOT_INTERRUPTED, Bomb
+from tests.security.query_bombs import BOMBS, FORGED_SKETCHES, HONEST, NOT_INTERRUPTED
 from tests.spark_fixtures import SHORT_LIVED, SMALL_SPARK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900), pytest.mark.usefixtures("java")]
@@ -91,19 +89,19 @@ async def serving(broker: Any, directory: Path, **runtime: float) -> AsyncIterat
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def key(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Key]:
+async def key(broker, tmp_path_factory):
     async with serving(broker, tmp_path_factory.mktemp("bombs")) as served:
         yield served
 
 
 @pytest.fixture
-def stuck_grace() -> float:
+def stuck_grace():
     """Seconds that a cancelled query of `short_lived_key` may run on."""
     return 3600.0
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def short_lived_key(broker: Any, tmp_path: Path, stuck_grace: float) -> AsyncIterator[Key]:
+async def short_lived_key(broker, tmp_path, stuck_grace):
     """A key whose worker ends with the test: it may be left with work that never ends. Its JVM ends with it."""
     async with serving(broker, tmp_path, stuck_grace=stuck_grace) as served:
         children = psutil.Process(served.worker.pid).children(recursive=True)
@@ -123,7 +121,7 @@ def error_of(response: Response) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb.name)
 @pytest.mark.proves("spark/query-needs-more-memory")
-async def test_bomb_is_refused_by_its_limit_before_anything_is_evaluated(key: Key, bomb: Bomb) -> None:
+async def test_bomb_is_refused_by_its_limit_before_anything_is_evaluated(key, bomb):
     error = error_of(await key.ask(bomb.query))
     assert error.get("setting") == bomb.setting, error
     assert bomb.setting in error["message"]
@@ -133,19 +131,19 @@ async def test_bomb_is_refused_by_its_limit_before_anything_is_evaluated(key: Ke
 
 @pytest.mark.parametrize("query", FORGED_SKETCHES.values(), ids=FORGED_SKETCHES)
 @pytest.mark.proves("spark/sketch-in-a-query")
-async def test_sketch_that_the_query_brings_is_refused(key: Key, query: str) -> None:
+async def test_sketch_that_the_query_brings_is_refused(key, query):
     assert error_of(await key.ask(query))["code"] == "function_not_allowed"
     assert key.worker.process.returncode is None
 
 
 @pytest.mark.parametrize("query", HONEST.values(), ids=HONEST)
-async def test_harmless_query_with_a_limited_function_is_answered(key: Key, query: str) -> None:
+async def test_harmless_query_with_a_limited_function_is_answered(key, query):
     response = await key.ask(query)
     assert response.status == Status.OK, response.body
 
 
 @pytest.mark.proves("spark/query-takes-too-long")
-async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(key: Key) -> None:
+async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(key):
     """It has one task: more would only take processor time from the other tests of the run."""
     query = "select count(*) from range(0, 100000, 1, 1) a cross join range(0, 100000, 1, 1) b where a.id * b.id = -9"
     asked = asyncio.create_task(key.ask(query, seconds=SOON))
@@ -156,7 +154,7 @@ async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(ke
 
 
 @pytest.mark.proves("spark/query-takes-too-long")
-async def test_constant_that_cannot_be_cancelled_is_answered_at_its_deadline(short_lived_key: Key) -> None:
+async def test_constant_that_cannot_be_cancelled_is_answered_at_its_deadline(short_lived_key):
     """Spark's optimiser evaluates the constant, which takes hours on any machine, and cannot be interrupted."""
     key = short_lived_key
     await key.answers_others()  # Spark has loaded its classes: the deadline falls into the evaluation
@@ -184,9 +182,7 @@ async def test_constant_that_cannot_be_cancelled_is_answered_at_its_deadline(sho
 )
 @pytest.mark.parametrize("stuck_grace", [10.0])
 @pytest.mark.proves("spark/request-fills-spark-s")
-async def test_bomb_of_memory_is_answered_and_the_worker_lives_or_names_the_cause(
-    short_lived_key: Key, query: str
-) -> None:
+async def test_bomb_of_memory_is_answered_and_the_worker_lives_or_names_the_cause(short_lived_key, query):
     """A full heap fails whichever thread allocates next. Mostly this is the task of the query, which is answered with
     the cause. If it is a thread of Spark, the worker ends with the cause. If it is the thread that connects Python and
     Java, requests are answered at their deadlines, and the worker ends because they run on."""
@@ -210,7 +206,7 @@ async def test_bomb_of_memory_is_answered_and_the_worker_lives_or_names_the_caus
 
 
 @pytest.mark.proves("spark/answer-exceeds-limit-worker")
-async def test_answer_beyond_the_limit_is_refused_while_it_is_collected(key: Key) -> None:
+async def test_answer_beyond_the_limit_is_refused_while_it_is_collected(key):
     error = error_of(await key.ask("select repeat(string(id), 2000) as v from range(0, 2500, 1, 25)"))
     assert error["code"] == "answer_too_large"
     assert "spark.driver.maxResultSize" in error["message"]

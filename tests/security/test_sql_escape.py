@@ -1,9 +1,6 @@
 """A query must not leave the views of its key: the chain that read a file and sent it away, and each link alone."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from osrdyne_worker.pipelines.guard.sessions import GuardedSessions
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.plans import parse_query
 from osrdyne_worker.spark.session import session_conf
-from tests.security.http_server import Answer, answering
+from tests.security.http_server import answering
 
 VIEWS = frozenset({"nation", "region"})
 SECRET = "amqp-password-of-the-worker"
@@ -54,10 +51,10 @@ class Canary:
 
 
 @pytest.fixture
-def canary(tmp_path: Path) -> Iterator[Canary]:
+def canary(tmp_path):
     requests: list[str] = []
 
-    def answer(path: str) -> Answer:
+    def answer(path):
         requests.append(path)
         return 200, {}, b'<!ENTITY sent "x">'
 
@@ -78,7 +75,7 @@ def nodes_of(session: Any, query: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_whole_chain_reads_no_file_and_requests_no_url(tpch_call: Call, canary: Canary) -> None:
+def test_the_whole_chain_reads_no_file_and_requests_no_url(tpch_call, canary):
     call = canary.from_xml()
     chain = [
         f"select 1 as x -- \\\n, {call}",
@@ -94,12 +91,12 @@ def test_the_whole_chain_reads_no_file_and_requests_no_url(tpch_call: Call, cana
     assert canary.requests == []
 
 
-def test_link_comment_that_goes_on_is_refused(tpch_call: Call) -> None:
+def test_link_comment_that_goes_on_is_refused(tpch_call):
     for query in ("select 1 -- a \\\n, 2", "select 1 -- a \\\r\n, 2", "select 1 -- a\r, 2"):
         assert refused(tpch_call, query).error_code == "syntax_not_allowed"
 
 
-def test_link_function_in_any_position_is_seen(tpch_call: Call) -> None:
+def test_link_function_in_any_position_is_seen(tpch_call):
     """A marker in every position of the grammar: the description of the plan has it, and the check refuses it."""
     session = tpch_call.context.session
     unread, unseen = [], []
@@ -121,7 +118,7 @@ def test_link_function_in_any_position_is_seen(tpch_call: Call) -> None:
     assert len(positions()) >= 200
 
 
-def test_link_nothing_is_evaluated_before_the_check(tpch_call: Call) -> None:
+def test_link_nothing_is_evaluated_before_the_check(tpch_call):
     """Spark evaluates VALUES and constants while it analyses; a hidden call must not get that far."""
     session = tpch_call.context.session
     system = session._jvm.java.lang.System
@@ -134,7 +131,7 @@ def test_link_nothing_is_evaluated_before_the_check(tpch_call: Call) -> None:
     assert system.getProperty("osrdyne.evaluated") is None
 
 
-def test_link_xml_in_the_jvm_requests_no_url_and_reads_no_file(tpch_call: Call, canary: Canary) -> None:
+def test_link_xml_in_the_jvm_requests_no_url_and_reads_no_file(tpch_call, canary):
     """The third net by itself: the call runs, as if both others had failed."""
     session = tpch_call.context.session
     for schema in (None, f"{canary.url}/schema.xsd"):
@@ -145,18 +142,18 @@ def test_link_xml_in_the_jvm_requests_no_url_and_reads_no_file(tpch_call: Call, 
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "ftp", "sftp"])
-def test_link_remote_file_systems_are_refused(tpch_call: Call, scheme: str) -> None:
+def test_link_remote_file_systems_are_refused(tpch_call, scheme):
     with pytest.raises(Exception, match=r"osrdyne\.refused"):
         tpch_call.context.session.read.text(f"{scheme}://127.0.0.1/x").collect()
 
 
-def test_options_of_the_jvm_are_added_to_the_configured_ones() -> None:
+def test_options_of_the_jvm_are_added_to_the_configured_ones():
     conf = session_conf(parse_spark_master("local[1]"), {"spark.driver.extraJavaOptions": "-Xss8m"}, {}, "-Da=")
     assert conf["spark.driver.extraJavaOptions"].endswith(" -Xss8m -Da=")
     assert conf["spark.executor.extraJavaOptions"] == "-Da="
 
 
-def test_spark_connect_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_connect_is_refused_unless_it_is_allowed(monkeypatch):
     sessions = GuardedSessions()
     context = Context(key=Key("x"), pool="tests", worker_config={"spark": {"master": "sc://127.0.0.1:1"}})
     with pytest.raises(ConfigurationError, match="allow_unguarded"):
@@ -176,7 +173,7 @@ def test_spark_connect_is_refused_unless_it_is_allowed(monkeypatch: pytest.Monke
         "table hidden",
     ],
 )
-def test_name_of_a_with_clause_does_not_open_a_foreign_view(tpch_call: Call, query: str) -> None:
+def test_name_of_a_with_clause_does_not_open_a_foreign_view(tpch_call, query):
     session = tpch_call.context.session
     session.range(3).createOrReplaceTempView("hidden")
     try:

@@ -1,15 +1,9 @@
 """A short run of the fuzzer on the queries of this repository; `make fuzz-sql` is the long one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from fuzz.sql_fuzz import Fuzzer, own_seeds
 
-from osrdyne_worker import Call
 
-
-def test_what_the_plan_check_accepts_reads_only_the_views_of_the_key(tpch_call: Call, tmp_path: Path) -> None:
+def test_what_the_plan_check_accepts_reads_only_the_views_of_the_key(tpch_call, tmp_path):
     views = [view.name for view in tpch_call.context.state.views()]
     session = tpch_call.context.session
     fuzzer = Fuzzer(session, views, own_seeds(), tmp_path, seed=20)

@@ -1,7 +1,5 @@
 """What code in a worker can find of the worker's credentials, and the daemon's warning where they are too powerful."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator
@@ -14,12 +12,10 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.broker.doctor.run import run_broker_checks
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings, DriverSettings, Settings
 from osrdyne.daemon.daemon import Daemon
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.findings import Finding
 from osrdyne.protocol.uri import with_user
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon, until
@@ -31,9 +27,7 @@ KEY = "infra=42"
 
 
 @pytest.fixture
-async def settings(
-    broker_settings: BrokerSettings, management: ManagementClient, pool_id: str, tmp_path: Path
-) -> AsyncIterator[Settings]:
+async def settings(broker_settings, management, pool_id, tmp_path):
     """A daemon as `osrdyne dev` runs it: each worker has a user of its own."""
     settings = echo_settings(broker_settings.model_copy(update={"scoped_credentials": True}), pool_id, tmp_path)
     worker = Path(sys.executable).with_name("osrdyne-worker")
@@ -51,8 +45,8 @@ async def client_of(settings: Settings) -> AsyncIterator[AsyncClient]:
 
 
 async def test_handler_finds_the_credentials_nowhere_and_the_worker_reconnects_with_them(
-    settings: Settings, management: ManagementClient, broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, management, broker_settings, monkeypatch
+):
     monkeypatch.setenv("CLOUD_PASSWORD", "of-the-daemon")
     prefix = user_prefix(settings.pool.id, management.vhost)
     async with running_daemon(settings), client_of(settings) as client:
@@ -78,9 +72,7 @@ async def cut_connection(broker: BrokerSettings, user: str) -> None:
             assert (await http.delete(f"/api/connections/{quote(name, safe='')}")).status_code in {204, 404}
 
 
-async def test_worker_started_by_hand_leaves_no_credentials_in_its_environment(
-    broker: EmbeddedBroker, pool_id: str
-) -> None:
+async def test_worker_started_by_hand_leaves_no_credentials_in_its_environment(broker, pool_id):
     """`WORKER_AMQP_URI` itself, as `osrdyne groups env` and Kubernetes give it."""
     seeker = "tests.security.seeker_app:app"
     async with stage(broker.amqp_uri, pool_id) as pool, AsyncClient(broker.amqp_uri, pool_id) as client:
@@ -90,9 +82,7 @@ async def test_worker_started_by_hand_leaves_no_credentials_in_its_environment(
 
 
 @pytest.mark.nightly
-async def test_administrator_in_workers_is_reported_by_log_status_and_doctor(
-    settings: Settings, broker_settings: BrokerSettings, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_administrator_in_workers_is_reported_by_log_status_and_doctor(settings, broker_settings, capfd):
     shared = settings.model_copy(update={"broker": broker_settings})
     async with running_daemon(shared) as daemon:
         component = await worker_credentials(daemon)
@@ -107,8 +97,8 @@ async def test_administrator_in_workers_is_reported_by_log_status_and_doctor(
 
 @pytest.mark.parametrize("user", ["of each worker", "without tags"])
 async def test_credentials_without_administration_are_reported_as_fine(
-    settings: Settings, broker_settings: BrokerSettings, management: ManagementClient, pool_id: str, user: str
-) -> None:
+    settings, broker_settings, management, pool_id, user
+):
     if user == "without tags":
         name = f"osrdyne-{pool_id}-workers"
         await management.put_user(name, password="secret")

@@ -1,7 +1,5 @@
 """A request that kills Spark's JVM whenever it runs: what it costs the other callers of its key."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from osrdyne.client import RequestPoisonedError
-from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.spark_fixtures import SHORT_LIVED
 
@@ -21,9 +18,7 @@ DEADLY = {"text": "the same"}
 
 
 @pytest.mark.timeout(900)
-async def test_request_that_kills_spark_runs_last_alone_and_at_most_twice(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_request_that_kills_spark_runs_last_alone_and_at_most_twice(broker_settings, pool_id, tmp_path):
     journal = tmp_path / "journal"
     worker = Path(sys.executable).with_name("osrdyne-worker")
     daemon = DaemonProcess(
@@ -42,7 +37,7 @@ async def test_request_that_kills_spark_runs_last_alone_and_at_most_twice(
         },
     )
 
-    def ran() -> list[tuple[str, str]]:
+    def ran():
         """Which process did what, in this order."""
         lines = journal.read_text().splitlines() if journal.exists() else []
         return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]

@@ -1,7 +1,5 @@
 """What tests of the SQL pipeline and of sessions share: ask a call of a worker, and wait for a job."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,9 +1,6 @@
 """Views that are opened when a query first names them: the same as those that are opened at the start."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +36,7 @@ def write(path: Path, numbers: list[int]) -> None:
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> dict[str, Any]:
+def three(tmp_path):
     for name in NAMES:
         write(tmp_path / f"{name}.parquet", [1, 2])
     tables = [{"view": name, "path": f"{tmp_path}/{name}.parquet", "key_columns": ["number"]} for name in NAMES]
@@ -56,9 +53,7 @@ def three(tmp_path: Path) -> dict[str, Any]:
         ("select 3", set()),
     ],
 )
-def test_query_opens_the_views_that_it_names(
-    make_call: Any, three: dict[str, Any], query: str, opened: set[str]
-) -> None:
+def test_query_opens_the_views_that_it_names(make_call, three, query, opened):
     call = make_call(three, "k")
     assert [view["name"] for view in pipeline.schema(call)["views"]] == list(NAMES)
     assert open_names(call) == set()
@@ -67,9 +62,7 @@ def test_query_opens_the_views_that_it_names(
     assert rows(call, query) == [[3]]
 
 
-def test_refused_query_opens_nothing_and_other_paths_the_views_that_they_use(
-    make_call: Any, three: dict[str, Any]
-) -> None:
+def test_refused_query_opens_nothing_and_other_paths_the_views_that_they_use(make_call, three):
     call = make_call(three, "k")
     for refused in ("select * from nowhere, first", "select rand(reflect('a', 'b')) from first"):
         with pytest.raises(RequestError):
@@ -83,12 +76,10 @@ def test_refused_query_opens_nothing_and_other_paths_the_views_that_they_use(
     assert open_names(call) == {"first", "second"}
 
 
-def test_view_is_opened_once_for_queries_at_the_same_time(
-    make_call: Any, three: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_view_is_opened_once_for_queries_at_the_same_time(make_call, three, monkeypatch):
     read, seen = loading._read, []
 
-    def counted(session: Any, table: Any, **options: Any) -> Any:
+    def counted(session, table, **options):
         seen.append(table.spec.view)
         return read(session, table, **options)
 
@@ -102,9 +93,7 @@ def test_view_is_opened_once_for_queries_at_the_same_time(
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
 @pytest.mark.proves("files/files-change-between-start")
-def test_query_never_sees_views_of_different_times(
-    make_call: Any, spark: Any, three: dict[str, Any], tmp_path: Path, change: str
-) -> None:
+def test_query_never_sees_views_of_different_times(make_call, spark, three, tmp_path, change):
     call = make_call(three, "k")
     assert rows(call, "select count(*) from first") == [[2]]
     if change == "replaced":
@@ -145,9 +134,7 @@ def one_parquet(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("make", "deferred"), [(one_csv, True), (one_parquet, True), (partitioned, False)])
-def test_deferred_view_is_the_one_that_spark_would_open(
-    spark: Any, tmp_path: Path, make: Callable[[Path], dict[str, Any]], deferred: bool
-) -> None:
+def test_deferred_view_is_the_one_that_spark_would_open(spark, tmp_path, make, deferred):
     (tmp_path / "data").mkdir()
     table = {"view": "t", **make(tmp_path / "data")}
     dataset = resolve(parse_config({"datasets": [{"key": "{number}", "tables": [table]}]}), "2")

@@ -1,10 +1,7 @@
 """DataFrames as streams: the rows and types of `toArrow`, in order, and jobs that end with their stream."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -59,9 +56,7 @@ QUERIES = {
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
 @pytest.mark.parametrize("way", ["spooled", "by partition"])
 @pytest.mark.proves("spark/result-many-gb-streamed")
-def test_streamed_rows_are_those_of_to_arrow(
-    spark: Any, sessions: SparkSessions, query: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streamed_rows_are_those_of_to_arrow(spark, sessions, query, way, monkeypatch):
     if way == "by partition":  # as on a cluster
         monkeypatch.setattr(streams, "_is_local", lambda context: False)
     frame = spark.sql(query)
@@ -71,7 +66,7 @@ def test_streamed_rows_are_those_of_to_arrow(
     assert found.equals(expected)
 
 
-def test_limit_ends_the_job(spark: Any, sessions: SparkSessions) -> None:
+def test_limit_ends_the_job(spark, sessions):
     stream = opened(sessions, spark.range(0, 10_000_000, 1, 4), limit=1500)
     whole = rows_of(stream)
     assert whole["id"].to_pylist() == list(range(1500))
@@ -79,9 +74,7 @@ def test_limit_ends_the_job(spark: Any, sessions: SparkSessions) -> None:
 
 
 @pytest.mark.proves("spark/client-streamed-query-goes")
-def test_closed_stream_cancels_its_job_and_leaves_no_file(
-    spark: Any, sessions: SparkSessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_stream_cancels_its_job_and_leaves_no_file(spark, sessions, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     frame = spark.sql("select java_method('java.lang.Thread', 'sleep', 20L) s, id from range(0, 1000000, 1, 4)")
@@ -94,7 +87,7 @@ def test_closed_stream_cancels_its_job_and_leaves_no_file(
     assert list(tmp_path.rglob("osrdyne-*")) == []
 
 
-def test_error_of_a_task_is_the_error_of_the_stream(spark: Any, sessions: SparkSessions, tpch_call: Any) -> None:
+def test_error_of_a_task_is_the_error_of_the_stream(spark, sessions, tpch_call):
     """Spark's Python processes see only the end of their input when a task fails."""
     stream = opened(sessions, spark.sql("select 1 / (id - 5000) x from range(0, 10000, 1, 2)"))
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO") as caught, closing(stream):
@@ -109,9 +102,7 @@ def test_error_of_a_task_is_the_error_of_the_stream(spark: Any, sessions: SparkS
 
 
 @pytest.mark.proves("spark/result-many-gb-streamed")
-def test_full_disk_is_an_error_that_says_so(
-    spark: Any, sessions: SparkSessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_an_error_that_says_so(spark, sessions, monkeypatch):
     monkeypatch.setattr(streams, "MIN_FREE_BYTES", 2**70)
     stream = opened(sessions, spark.range(100))
     with pytest.raises(RequestError) as caught:
@@ -120,7 +111,7 @@ def test_full_disk_is_an_error_that_says_so(
     assert caught.value.error_code == "no_disk_space"
 
 
-def test_sql_streams_beyond_its_limits_of_rows(tpch_call: Any, sessions: SparkSessions) -> None:
+def test_sql_streams_beyond_its_limits_of_rows(tpch_call, sessions):
     query = "select a.l_orderkey from lineitem a, region b, region c order by 1"
     call = streaming(tpch_call)
     whole = rows_of(opened(sessions, sql(call, SqlRequest(query=query))))
@@ -132,9 +123,7 @@ def test_sql_streams_beyond_its_limits_of_rows(tpch_call: Any, sessions: SparkSe
 
 
 @pytest.mark.parametrize(("columns", "configured", "rows"), [(1, "10000", 10_000), (8, "10000", 2048), (8, "500", 500)])
-def test_batches_are_small_and_the_session_keeps_its_setting(
-    spark: Any, sessions: SparkSessions, columns: int, configured: str, rows: int
-) -> None:
+def test_batches_are_small_and_the_session_keeps_its_setting(spark, sessions, columns, configured, rows):
     """Java's collector stores arrays of half a megabyte apart from all others, and frees them late."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     session = sessions.request_session(spark)
@@ -148,9 +137,7 @@ def test_batches_are_small_and_the_session_keeps_its_setting(
     assert session.conf.get(name) == configured
 
 
-def test_partition_on_a_cluster_is_limited(
-    spark: Any, sessions: SparkSessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partition_on_a_cluster_is_limited(spark, sessions, monkeypatch):
     """The JVM of the worker holds a whole partition there. Its heap is that of all tests: the limit is lower here."""
     monkeypatch.setattr(streams, "_is_local", lambda context: False)
     conf, limit = spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
@@ -171,9 +158,7 @@ def test_partition_on_a_cluster_is_limited(
 
 @pytest.mark.parametrize("query", ["select * from v", "select x, count(*) c from v group by x order by x"])
 @pytest.mark.proves("spark/files-streamed-query-replaced")
-def test_stream_over_replaced_files_asks_for_a_reload(
-    make_call: Any, sessions: SparkSessions, tmp_path: Path, query: str
-) -> None:
+def test_stream_over_replaced_files_asks_for_a_reload(make_call, sessions, tmp_path, query):
     """The first query opens the stream, the second one runs a job before that."""
     (tmp_path / "v").mkdir()
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "v" / "old.parquet")
@@ -189,7 +174,7 @@ def test_stream_over_replaced_files_asks_for_a_reload(
         assert rows_of(stream)["x"].to_pylist() == [3]
 
 
-def test_parts_of_a_frame_are_decoded_as_they_come(spark: Any, sessions: SparkSessions) -> None:
+def test_parts_of_a_frame_are_decoded_as_they_come(spark, sessions):
     stream, decoder, found = opened(sessions, spark.range(0, 2_000_000, 1, 3)), BatchDecoder(), 0
     for part in iter(stream.next_part, None):
         assert len(part) <= PART_BYTES + 1024

@@ -1,7 +1,5 @@
 """Handlers that return frames of Spark and pandas, on a real Spark."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator
@@ -16,17 +14,16 @@ from osrdyne.protocol.messages import ARROW_TYPE, Request, Response
 from osrdyne.protocol.names import Key
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
-from osrdyne_worker.spark.session import SparkSessions
 
 Ask = Callable[..., Response]
 
 
 @pytest.fixture
-def ask(sessions: SparkSessions, spark: Any) -> Iterator[Ask]:
+def ask(sessions, spark):
     """Runs a handler on the session of the tests, as a worker does."""
     with ThreadPoolExecutor(3) as threads:
 
-        def run(handler: Callable[..., Any], *, accept: str | None = None, row_limit: int = 10) -> Response:
+        def run(handler, *, accept=None, row_limit=10):
             app = App(sessions=sessions)
             app.handler("/p", row_limit=row_limit)(handler)
             headers = {} if accept is None else {"accept": accept}
@@ -48,7 +45,7 @@ async def frame_of_a_coroutine(call: Call) -> Any:
 
 
 @pytest.mark.parametrize("handler", [frame, frame_of_a_coroutine])
-def test_frame_of_spark_has_the_exact_values_of_the_sql_pipeline(ask: Ask, handler: Callable[..., Any]) -> None:
+def test_frame_of_spark_has_the_exact_values_of_the_sql_pipeline(ask, handler):
     response = ask(handler, row_limit=2)
     assert response.headers == {"x-truncated": "true"}
     assert json.loads(response.body) == {
@@ -65,7 +62,7 @@ def test_frame_of_spark_has_the_exact_values_of_the_sql_pipeline(ask: Ask, handl
     }
 
 
-def test_frame_of_spark_is_arrow_for_a_caller_that_accepts_it(ask: Ask) -> None:
+def test_frame_of_spark_is_arrow_for_a_caller_that_accepts_it(ask):
     response = ask(frame, accept=ARROW_TYPE)
     with pa.ipc.open_stream(response.body) as reader:
         table = reader.read_all()
@@ -73,13 +70,13 @@ def test_frame_of_spark_is_arrow_for_a_caller_that_accepts_it(ask: Ask) -> None:
     assert table.schema.metadata[b"truncated"] == b"false"
 
 
-def test_limit_reaches_spark_before_the_rows_are_made(ask: Ask) -> None:
+def test_limit_reaches_spark_before_the_rows_are_made(ask):
     """All rows of this frame would not fit into any memory."""
     response = ask(lambda call: call.context.session.range(10**12), row_limit=5)
     assert json.loads(response.body)["rows"] == [[0], [1], [2], [3], [4]]
 
 
-def test_frame_of_pandas_from_spark_is_answered(ask: Ask) -> None:
+def test_frame_of_pandas_from_spark_is_answered(ask):
     def describe(call: Call) -> pd.DataFrame:
         found = call.context.session.range(4).toPandas()
         return found.assign(even=found["id"] % 2 == 0)
@@ -89,7 +86,7 @@ def test_frame_of_pandas_from_spark_is_answered(ask: Ask) -> None:
     assert document["rows"] == [[0, True], [1, False], [2, True], [3, False]]
 
 
-def test_batches_of_spark_are_answered_as_they_come(ask: Ask) -> None:
+def test_batches_of_spark_are_answered_as_they_come(ask):
     def batches(call: Call) -> Iterator[pa.RecordBatch]:
         for row in call.context.session.range(3).toLocalIterator():
             yield pa.record_batch({"n": [row.id]})

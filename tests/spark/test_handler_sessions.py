@@ -1,11 +1,9 @@
 """The session of each request, and errors of Spark in handlers, on a real Spark."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,26 +11,25 @@ import pandas as pd
 import pytest
 from asking import SLOW, active_jobs, wait_for
 
-from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
-from osrdyne_worker.spark.session import SparkSessions
 
 Handler = Callable[..., Any]
 
 
 @pytest.fixture
-def shared(spark: Any) -> Any:
+def shared(spark):
     """The shared session of one worker."""
     return spark.newSession()
 
 
 @pytest.fixture
-def dispatcher(sessions: SparkSessions) -> Iterator[Callable[[Handler], Dispatcher]]:
+def dispatcher(sessions):
     with ThreadPoolExecutor(4) as threads:
 
-        def make(handler: Handler) -> Dispatcher:
+        def make(handler):
             app = App(sessions=sessions)
             app.handler("/p")(handler)
             return Dispatcher(app, threads=threads, side_threads=threads)
@@ -45,9 +42,7 @@ def call_of(session: Any, body: bytes = b"") -> Call:
 
 
 @pytest.mark.proves("spark/handlers-run-once-use")
-def test_views_of_one_name_in_two_requests_at_once_are_two_views(
-    dispatcher: Callable[[Handler], Dispatcher], shared: Any
-) -> None:
+def test_views_of_one_name_in_two_requests_at_once_are_two_views(dispatcher, shared):
     both = threading.Barrier(2)
 
     def handler(call: Call, rows: int) -> Any:
@@ -56,7 +51,7 @@ def test_views_of_one_name_in_two_requests_at_once_are_two_views(
         both.wait(120)  # both views exist now
         return call.session.table("mine")
 
-    async def ask() -> list[Response]:
+    async def ask():
         made = dispatcher(handler)
         bodies = (b"2", b"3")
         return await asyncio.gather(*(made.run(call_of(shared, body), group_id=body.decode()) for body in bodies))
@@ -66,9 +61,7 @@ def test_views_of_one_name_in_two_requests_at_once_are_two_views(
     assert not shared.catalog.tableExists("mine")
 
 
-def test_session_of_a_request_has_what_the_start_has_made_and_changes_only_itself(
-    sessions: SparkSessions, shared: Any
-) -> None:
+def test_session_of_a_request_has_what_the_start_has_made_and_changes_only_itself(sessions, shared):
     shared.range(4).createOrReplaceTempView("loaded")
     shared.udf.register("doubled", lambda number: number * 2, "bigint")
     shared.conf.set("spark.sql.shuffle.partitions", "3")
@@ -90,9 +83,7 @@ async def cancel_at_work(work: Coroutine[Any, Any, object], is_at_work: Callable
     assert running.cancelled()
 
 
-def test_cancel_ends_the_jobs_of_the_session_of_a_request(
-    dispatcher: Callable[[Handler], Dispatcher], sessions: SparkSessions, spark: Any, shared: Any
-) -> None:
+def test_cancel_ends_the_jobs_of_the_session_of_a_request(dispatcher, sessions, spark, shared):
     def handler(call: Call) -> Any:
         return call.session.sql(SLOW)
 
@@ -101,7 +92,7 @@ def test_cancel_ends_the_jobs_of_the_session_of_a_request(
     wait_for(lambda: not active_jobs(spark))
 
 
-def test_cancel_ends_the_jobs_of_a_batch(sessions: SparkSessions, spark: Any, shared: Any) -> None:
+def test_cancel_ends_the_jobs_of_a_batch(sessions, spark, shared):
     def look_up(calls: list[Call]) -> Any:
         return calls[0].session.sql(SLOW).collect()
 
@@ -174,9 +165,7 @@ ERRORS: list[tuple[Handler, int, dict[str, str]]] = [
 
 @pytest.mark.parametrize(("handler", "code", "fields"), ERRORS, ids=[case[0].__name__ for case in ERRORS])
 @pytest.mark.proves("spark/python-function-spark-raises")
-def test_error_of_spark_in_a_handler_has_its_class(
-    dispatcher: Callable[[Handler], Dispatcher], shared: Any, handler: Handler, code: int, fields: dict[str, str]
-) -> None:
+def test_error_of_spark_in_a_handler_has_its_class(dispatcher, shared, handler, code, fields):
     response = asyncio.run(dispatcher(handler).run(call_of(shared), group_id="failing"))
     error = json.loads(response.body)["error"]
     assert response.code == code, error
@@ -185,9 +174,7 @@ def test_error_of_spark_in_a_handler_has_its_class(
     assert "Traceback" not in error["message"]
 
 
-def test_wrong_use_of_spark_is_an_error_of_the_handler(
-    dispatcher: Callable[[Handler], Dispatcher], shared: Any
-) -> None:
+def test_wrong_use_of_spark_is_an_error_of_the_handler(dispatcher, shared):
     """py4j raises the base class of its network errors for a call that Java does not have; Spark is well."""
     response = asyncio.run(
         dispatcher(lambda call: shared._jvm.java.lang.Math.abs("x")).run(call_of(shared), group_id="x")

@@ -1,11 +1,8 @@
 """The sessions of several keys in one Spark: what each has for itself, and what remains after its release."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,12 +49,12 @@ class OneKey:
 
 
 @pytest.fixture
-def living(spark: Any) -> LivingKeys:
+def living(spark):
     return LivingKeys(spark)
 
 
 @pytest.fixture
-def own_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_patches(monkeypatch):
     """The other tests of this process use PySpark as it is."""
     from pyspark.sql import SparkSession
 
@@ -66,7 +63,7 @@ def own_patches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def keys(sessions: SparkSessions, spark: Any, living: LivingKeys, own_patches: None) -> Iterator[tuple[OneKey, OneKey]]:
+def keys(sessions, spark, living, own_patches):
     made = (OneKey(sessions, spark, living, "a"), OneKey(sessions, spark, living, "b"))
     yield made
     spark.sparkContext.cancelAllJobs()
@@ -78,7 +75,7 @@ def cached(spark: Any) -> int:
     return int(spark._jsparkSession.sharedState().cacheManager().numCachedEntries())
 
 
-def test_views_functions_and_settings_of_the_same_name_are_each_keys_own(keys: tuple[OneKey, OneKey]) -> None:
+def test_views_functions_and_settings_of_the_same_name_are_each_keys_own(keys):
     for number, key in enumerate(keys):
 
         def prepare(session: Any, number: int = number, name: str = key.name) -> None:
@@ -94,10 +91,10 @@ def test_views_functions_and_settings_of_the_same_name_are_each_keys_own(keys: t
             assert key.run(lambda session, name=name: session.conf.get(name)) == value
 
 
-def test_pyspark_knows_the_session_of_the_keys_thread(keys: tuple[OneKey, OneKey], spark: Any) -> None:
+def test_pyspark_knows_the_session_of_the_keys_thread(keys, spark):
     from pyspark.sql import SparkSession
 
-    def known(session: Any) -> bool:
+    def known(session):
         made = SparkSession.builder.config(PARTITIONS, "7").getOrCreate()
         return SparkSession.getActiveSession() is session and SparkSession.active() is session and made is session
 
@@ -122,9 +119,7 @@ def test_pyspark_knows_the_session_of_the_keys_thread(keys: tuple[OneKey, OneKey
     ],
     ids=["session", "active", "context", "frame", "with"],
 )
-def test_stop_of_one_keys_session_is_refused_and_ends_no_key(
-    keys: tuple[OneKey, OneKey], stop: Callable[[Any], None]
-) -> None:
+def test_stop_of_one_keys_session_is_refused_and_ends_no_key(keys, stop):
     a, _ = keys
     with pytest.raises(RequestError) as refused:
         a.run(lambda session: stop(a.factory.request_session(session)))
@@ -134,8 +129,8 @@ def test_stop_of_one_keys_session_is_refused_and_ends_no_key(
         assert key.sql("select 1") == [(1,)]
 
 
-def test_request_of_a_key_has_a_copy_of_its_session_and_jobs_in_its_pool(keys: tuple[OneKey, OneKey]) -> None:
-    def pool(session: Any) -> str:
+def test_request_of_a_key_has_a_copy_of_its_session_and_jobs_in_its_pool(keys):
+    def pool(session):
         return str(session.sparkContext.getLocalProperty("spark.scheduler.pool"))
 
     a, b = keys
@@ -146,7 +141,7 @@ def test_request_of_a_key_has_a_copy_of_its_session_and_jobs_in_its_pool(keys: t
     assert [key.run(pool) for key in keys] == ["key a", "key b"]
 
 
-def test_cancel_of_one_key_leaves_the_jobs_of_another(keys: tuple[OneKey, OneKey], spark: Any) -> None:
+def test_cancel_of_one_key_leaves_the_jobs_of_another(keys, spark):
     a, b = keys
     running = [key.submit(lambda session: session.sql(SLOW).toArrow(), group=f"{key.name}-slow") for key in keys]
     wait_for(lambda: len(active_jobs(spark)) == 2)
@@ -161,7 +156,7 @@ def test_cancel_of_one_key_leaves_the_jobs_of_another(keys: tuple[OneKey, OneKey
     assert running[1].exception(timeout=240) is not None
 
 
-def test_release_drops_the_views_and_cached_data_of_the_key_only(keys: tuple[OneKey, OneKey], spark: Any) -> None:
+def test_release_drops_the_views_and_cached_data_of_the_key_only(keys, spark):
     a, b = keys
     before = cached(spark)
     for key in keys:
@@ -186,16 +181,14 @@ def test_release_drops_the_views_and_cached_data_of_the_key_only(keys: tuple[One
     assert cached(spark) == before
 
 
-def test_cached_view_of_two_keys_stays_in_memory_when_one_of_them_drops_it(
-    keys: tuple[OneKey, OneKey], spark: Any, tmp_path: Path
-) -> None:
+def test_cached_view_of_two_keys_stays_in_memory_when_one_of_them_drops_it(keys, spark, tmp_path):
     """A key that loads its data again drops the former data. Data with another filter is other data."""
     a, b = keys
     path = str(tmp_path / "trains.parquet")
     spark.range(10).write.parquet(path)
     before = cached(spark)
 
-    def fill(session: Any) -> None:
+    def fill(session):
         trains = session.read.parquet(path)
         cache_now(session, "trains", trains, "signature")
         number = session.conf.get(PARTITIONS)  # of each key another one
@@ -211,7 +204,7 @@ def test_cached_view_of_two_keys_stays_in_memory_when_one_of_them_drops_it(
     assert cached(spark) == before
 
 
-def test_spark_connect_cannot_be_shared() -> None:
+def test_spark_connect_cannot_be_shared():
     context = Context(Key("pooled"), worker_config={"spark": {"master": "sc://localhost"}})
     with pytest.raises(ConfigurationError, match="Spark Connect address, which pooled workers cannot share"):
         SparkSessions().build_shared(context)
@@ -229,7 +222,7 @@ class FakeHeap:
         self.garbage = 0
 
 
-def test_garbage_does_not_count_as_use_and_is_seldom_collected() -> None:
+def test_garbage_does_not_count_as_use_and_is_seldom_collected():
     heap, now = FakeHeap(), 0.0
     live = LiveHeap(heap, monotonic=lambda: now, sleep=lambda seconds: None)
     assert (live.use().used, heap.collections, live.live) == (10, 0, None)
@@ -241,7 +234,7 @@ def test_garbage_does_not_count_as_use_and_is_seldom_collected() -> None:
     assert (live.use().used, heap.collections, live.live) == (70, 4, 70)
 
 
-def test_tasks_are_counted_for_the_key_that_runs_them(sessions: SparkSessions, spark: Any, living: LivingKeys) -> None:
+def test_tasks_are_counted_for_the_key_that_runs_them(sessions, spark, living):
     sessions._pool_times = PoolTimes(spark)
     try:
         a, b = OneKey(sessions, spark, living, "timed"), OneKey(sessions, spark, living, "idle")

@@ -1,9 +1,5 @@
 """The names of settings and options that typing errors are compared with are those of the installed Spark."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from osrdyne.config.spark_names import spark_names
@@ -18,7 +14,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("format", BY_FORMAT)
-def test_every_option_of_a_reader_is_known(spark: Any, format: str) -> None:
+def test_every_option_of_a_reader_is_known(spark, format):
     companion = spark._jvm.java.lang.Class.forName(f"org.apache.spark.sql.{CLASSES[format]}$")
     options, found = companion.getField("MODULE$").get(None).getAllOptions().iterator(), set()
     while options.hasNext():
@@ -26,7 +22,7 @@ def test_every_option_of_a_reader_is_known(spark: Any, format: str) -> None:
     assert {name for name in found if "." not in name} <= BY_FORMAT[format] | COMMON
 
 
-def test_every_setting_of_spark_sql_is_known(spark: Any) -> None:
+def test_every_setting_of_spark_sql_is_known(spark):
     companion = spark._jvm.java.lang.Class.forName("org.apache.spark.sql.internal.SQLConf$")
     entries, found = companion.getField("MODULE$").get(None).getConfigEntries().iterator(), set()
     while entries.hasNext():

@@ -1,9 +1,6 @@
 """The schema from one footer equals the one that Spark infers with a job, or Spark is left to infer it."""
 
-from __future__ import annotations
-
 import datetime
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -60,9 +57,7 @@ def written_by_spark(session: Any, directory: Path) -> Path:
 
 @pytest.mark.parametrize("make", [one_file, several_files, written_by_spark])
 @pytest.mark.parametrize("prefix", ["", "file://"])
-def test_schema_is_that_which_spark_infers(
-    spark: Any, tmp_path: Path, make: Callable[[Any, Path], Path], prefix: str
-) -> None:
+def test_schema_is_that_which_spark_infers(spark, tmp_path, make, prefix):
     path = str(make(spark, tmp_path))
     found = parquet_schema(spark, f"{prefix}{path}")
     assert found is not None
@@ -96,13 +91,11 @@ def missing(session: Any, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [partitioned, damaged, with_summary, empty_directory, missing])
-def test_what_only_spark_can_tell_is_left_to_spark(
-    spark: Any, tmp_path: Path, make: Callable[[Any, Path], Path]
-) -> None:
+def test_what_only_spark_can_tell_is_left_to_spark(spark, tmp_path, make):
     assert parquet_schema(spark, str(make(spark, tmp_path))) is None
 
 
-def test_object_stores_and_schemas_that_are_to_be_merged_are_left_to_spark(spark: Any, tmp_path: Path) -> None:
+def test_object_stores_and_schemas_that_are_to_be_merged_are_left_to_spark(spark, tmp_path):
     session = spark.newSession()
     assert parquet_schema(session, "s3a://bucket/table") is None
     session.conf.set("spark.sql.parquet.mergeSchema", "true")

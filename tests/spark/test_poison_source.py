@@ -1,11 +1,8 @@
 """`spark.read.format("osrdyne-poison")` against the real API server over a fake pool."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,7 +45,7 @@ class Api:
 
 
 @pytest.fixture
-def api() -> Iterator[Api]:
+def api():
     api = Api()
     yield api
     api.close()
@@ -60,7 +57,7 @@ def read(spark: Any, url: str, **options: str) -> DataFrame:
     return frame
 
 
-def test_entries_are_rows_and_stay_where_they_are(spark: Any, api: Api) -> None:
+def test_entries_are_rows_and_stay_where_they_are(spark, api):
     api.pool.poison_views = [poison_view("e1"), poison_view("e2", key="漢 %", body=b"\xff\x00", last_at=1011.5)]
     rows = read(spark, api.url).orderBy("id").collect()
     assert [(row.id, row.key, bytes(row.body)) for row in rows] == [
@@ -76,25 +73,25 @@ def test_entries_are_rows_and_stay_where_they_are(spark: Any, api: Api) -> None:
     assert len(api.pool.poison_views) == 2
 
 
-def test_all_pages_are_read_and_aggregated(spark: Any, api: Api) -> None:
+def test_all_pages_are_read_and_aggregated(spark, api):
     api.pool.poison_views = [poison_view(f"e{number}", path=f"/p{number % 2}") for number in range(250)]
     counted = read(spark, api.url).groupBy("path").count().orderBy("path").collect()
     assert [(row.path, row["count"]) for row in counted] == [("/p0", 125), ("/p1", 125)]
 
 
-def test_options_pick_entries(spark: Any, api: Api) -> None:
+def test_options_pick_entries(spark, api):
     api.pool.poison_views = [poison_view("e1", key="a b&c"), poison_view("e2", last_at=1.0)]
     assert [row.id for row in read(spark, api.url, key="a b&c").collect()] == ["e1"]
     assert [row.id for row in read(spark, api.url, older_than="1500").collect()] == ["e2"]
 
 
-def test_message_without_a_key_has_nulls(spark: Any, api: Api) -> None:
+def test_message_without_a_key_has_nulls(spark, api):
     api.pool.poison_views = [poison_view("e1", key=None, deliveries=None, last_at=None, first_at=None, deaths=())]
     [row] = read(spark, api.url).collect()
     assert (row.key, row.deliveries, row.last_at, row.deaths) == (None, None, None, [])
 
 
-def test_missing_leader_and_missing_option_are_errors(spark: Any, api: Api) -> None:
+def test_missing_leader_and_missing_option_are_errors(spark, api):
     api.pool.failure = LeadershipLostError("No daemon is known to lead.")
     with pytest.raises(PySparkException, match="No daemon"):
         read(spark, api.url).collect()

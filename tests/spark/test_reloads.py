@@ -4,8 +4,6 @@ The general check is a random walk over keys that load, cache, query and reload 
 hold the number of the version that wrote them, so an answer shows by itself how old it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil
@@ -297,23 +295,21 @@ STEPS = {"replace": 5, "reload": 4, "query": 3, "keep": 3, "need": 2, "restart":
 
 
 @pytest.fixture
-def uncached(spark: Any) -> Iterator[None]:
+def uncached(spark):
     """What a test caches does not stay."""
     yield
     spark.catalog.clearCache()
 
 
 @pytest.fixture
-def sessions_of_keys(sessions: Any, spark: Any, uncached: None) -> Callable[[], Any]:
+def sessions_of_keys(sessions, spark, uncached):
     """Makes the session factory of one more key."""
     return partial(KeySparkSessions, sessions, spark, LivingKeys(spark))
 
 
 @pytest.mark.parametrize("placement", ["dedicated", "pooled"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 100))])
-async def test_no_answer_is_older_than_its_version(
-    seed: int, placement: str, sessions: Any, spark: Any, sessions_of_keys: Callable[[], Any], tmp_path: Path
-) -> None:
+async def test_no_answer_is_older_than_its_version(seed, placement, sessions, spark, sessions_of_keys, tmp_path):
     dice = Random(seed)
     x, y, z = (Source(tmp_path / name, dice.choice(("parquet", "csv"))) for name in "xyz")
     if placement == "dedicated":
@@ -332,8 +328,8 @@ async def test_no_answer_is_older_than_its_version(
 @pytest.mark.parametrize("begins", ["reload", "start"])
 @pytest.mark.parametrize("caches", ["before", "nested", "after"])
 async def test_what_another_key_has_cached_of_the_former_files_is_not_used(
-    change: str, begins: str, caches: str, sessions_of_keys: Callable[[], Any], tmp_path: Path
-) -> None:
+    change, begins, caches, sessions_of_keys, tmp_path
+):
     """It has loaded the same path before, and caches before our load begins, or after it."""
     source, load = Source(tmp_path / "x", "parquet"), Load(shape="filtered", last="nothing")
     theirs = Load(first="cache" if caches == "nested" else "nothing", shape="filtered", last="cache")
@@ -352,9 +348,7 @@ async def test_what_another_key_has_cached_of_the_former_files_is_not_used(
         assert await ours.ask("view", "all", "nothing", "own") is None
 
 
-async def test_what_a_request_with_the_former_data_caches_is_not_used(
-    sessions_of_keys: Callable[[], Any], tmp_path: Path
-) -> None:
+async def test_what_a_request_with_the_former_data_caches_is_not_used(sessions_of_keys, tmp_path):
     source, load = Source(tmp_path / "x", "parquet"), Load(last="nothing")
     async with one_key(source, sessions_of_keys(), "ours", load) as ours:
         former = ours.processor.data.context.session
@@ -364,10 +358,8 @@ async def test_what_a_request_with_the_former_data_caches_is_not_used(
         assert await ours.ask("view", "all", "nothing", "own") is None
 
 
-async def test_cached_data_of_the_same_files_is_shared_and_stays(
-    sessions_of_keys: Callable[[], Any], spark: Any, tmp_path: Path
-) -> None:
-    def reads_memory(session: Any) -> bool:
+async def test_cached_data_of_the_same_files_is_shared_and_stays(sessions_of_keys, spark, tmp_path):
+    def reads_memory(session):
         plan = session.table("t")._jdf.queryExecution().withCachedData()
         return "InMemoryRelation" in plan.toString()
 

@@ -1,7 +1,5 @@
 """The second net on Spark's real plans: it refuses by itself what the first one would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,6 @@ import pytest
 import yaml
 from pyspark.errors import AnalysisException, PySparkException
 
-from osrdyne_worker import Call
 from osrdyne_worker.pipelines.guard.plan_guard import check_analyzed, check_parsed
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 from osrdyne_worker.spark.plans import analyzed_plan, parse_query
@@ -33,7 +30,7 @@ def refused() -> list[Any]:
 
 
 @pytest.mark.parametrize("query", refused())
-def test_attack_is_refused_by_the_plan_alone(tpch_call: Call, query: str) -> None:
+def test_attack_is_refused_by_the_plan_alone(tpch_call, query):
     session = tpch_call.context.session
     with pytest.raises((QueryRefusedError, PySparkException)):
         parsed = parse_query(session, query)
@@ -42,14 +39,14 @@ def test_attack_is_refused_by_the_plan_alone(tpch_call: Call, query: str) -> Non
 
 
 @pytest.mark.parametrize("query", ["select * from nation, hidden", "select current_user", "select user"])
-def test_name_that_only_the_analyser_knows_is_refused(tpch_call: Call, query: str) -> None:
+def test_name_that_only_the_analyser_knows_is_refused(tpch_call, query):
     session = tpch_call.context.session
     session.range(3).createOrReplaceTempView("hidden")
     with pytest.raises((QueryRefusedError, AnalysisException)):
         check_analyzed(analyzed_plan(session.sql(query), views=VIEWS) or "")
 
 
-def test_files_as_tables_and_braces_are_off_in_spark_itself(tpch_call: Call) -> None:
+def test_files_as_tables_and_braces_are_off_in_spark_itself(tpch_call):
     session = tpch_call.context.session
     with pytest.raises(AnalysisException):
         session.sql("select * from text.`/etc/hostname`")

@@ -1,16 +1,12 @@
 """The session of a worker: job groups, cancelling, and the JVM's end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,7 +24,7 @@ from osrdyne_worker.spark.session import SparkSessions
 
 
 @pytest.fixture
-def thread(spark: Any) -> Iterator[ThreadPoolExecutor]:
+def thread(spark):
     with ThreadPoolExecutor(2) as executor:
         yield executor
         spark.sparkContext.cancelAllJobs()
@@ -42,9 +38,7 @@ def active_tasks(spark: Any) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.proves("spark/spark-s-tasks-continue")
-def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
-    sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+def test_task_that_does_not_react_to_being_cancelled_is_a_stray(sessions, spark, thread, tmp_path):
     # Spark interrupts the task, which does not end a read from another process. The test ends it by closing the pipe.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -62,9 +56,7 @@ def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
     wait_for(lambda: sessions.stray_tasks(spark) == {})
 
 
-def test_cancelled_group_stops_its_job_and_leaves_the_other(
-    sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor
-) -> None:
+def test_cancelled_group_stops_its_job_and_leaves_the_other(sessions, spark, thread):
     slow = thread.submit(sessions.run_in_group, spark, "one", lambda: spark.sql(SLOW).toArrow())
     wait_for(lambda: sessions.progress(spark, "one")["jobs"] == 1)
     sessions.cancel(spark, "two")
@@ -77,8 +69,8 @@ def test_cancelled_group_stops_its_job_and_leaves_the_other(
     wait_for(lambda: not active_jobs(spark))
 
 
-def test_job_of_a_group_cancelled_before_it_started_does_not_run(sessions: SparkSessions, spark: Any) -> None:
-    def work() -> Any:
+def test_job_of_a_group_cancelled_before_it_started_does_not_run(sessions, spark):
+    def work():
         sessions.cancel(spark, "early")
         return spark.range(5).collect()
 
@@ -86,19 +78,19 @@ def test_job_of_a_group_cancelled_before_it_started_does_not_run(sessions: Spark
         sessions.run_in_group(spark, "early", work)
 
 
-def test_progress_counts_the_tasks_of_the_group(sessions: SparkSessions, spark: Any) -> None:
+def test_progress_counts_the_tasks_of_the_group(sessions, spark):
     sessions.run_in_group(spark, "counted", lambda: spark.range(0, 100, 1, 3).rdd.count())
     wait_for(lambda: sessions.progress(spark, "counted") == {"jobs": 0, "tasks_done": 3, "tasks_total": 3})
     assert sessions.progress(spark, "never seen") == {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
 
 
-def test_progress_of_jobs_has_stages_tasks_and_rows(sessions: SparkSessions, spark: Any, tmp_path: Path) -> None:
+def test_progress_of_jobs_has_stages_tasks_and_rows(sessions, spark, tmp_path):
     spark.range(0, 1000, 1, 4).write.parquet(str(tmp_path / "table"))
     table = spark.read.parquet(str(tmp_path / "table"))
     assert sessions.job_progress(spark, "two stages") == asdict(JobProgress())
     sessions.run_in_group(spark, "two stages", lambda: table.groupBy((table.id % 7).alias("k")).count().collect())
 
-    def is_complete() -> bool:
+    def is_complete():
         found = JobProgress(**sessions.job_progress(spark, "two stages"))
         done = found.stages_done == found.stages_total >= 2 and found.tasks_done == found.tasks_total >= 2
         return done and found.jobs == 0 and found.rows == 1000
@@ -106,7 +98,7 @@ def test_progress_of_jobs_has_stages_tasks_and_rows(sessions: SparkSessions, spa
     wait_for(is_complete)
 
 
-def test_thread_belongs_to_its_group_while_it_works_and_none_is_left(sessions: SparkSessions, spark: Any) -> None:
+def test_thread_belongs_to_its_group_while_it_works_and_none_is_left(sessions, spark):
     name = 'a,b "c" é漢🚄\n'
     assert sessions.run_in_group(spark, name, lambda: spark.range(5).count()) == 5
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
@@ -118,16 +110,11 @@ def test_thread_belongs_to_its_group_while_it_works_and_none_is_left(sessions: S
 
 @pytest.mark.parametrize(
     ("function", "argument", "code"),
-    [
-        (bytearray, 10**15, "out_of_memory"),
-        (lambda number: os.kill(os.getpid(), number), 9, "python_worker_crashed"),
-    ],
+    [(bytearray, 10**15, "out_of_memory"), (lambda number: os.kill(os.getpid(), number), 9, "python_worker_crashed")],
     ids=["memory", "killed"],
 )
 @pytest.mark.proves("spark/python-function-spark-exhausts")
-def test_python_function_that_ends_its_process_is_named(
-    sessions: SparkSessions, spark: Any, function: Callable[[int], object], argument: int, code: str
-) -> None:
+def test_python_function_that_ends_its_process_is_named(sessions, spark, function, argument, code):
     failing = spark.sparkContext.parallelize([argument], 1).map(function)
     with pytest.raises(RequestError) as caught:
         sessions.run_in_group(spark, code, failing.collect)
@@ -135,14 +122,14 @@ def test_python_function_that_ends_its_process_is_named(
     assert sessions.run_in_group(spark, "after it", lambda: spark.range(5).count()) == 5
 
 
-def test_invalid_share_of_the_heap_is_refused(sessions: SparkSessions) -> None:
+def test_invalid_share_of_the_heap_is_refused(sessions):
     for share in ("much", "1.5"):
         context = Context(key=Key("k"), worker_config={"spark": {"conf": {"spark.osrdyne.maxHeapUse": share}}})
         with pytest.raises(ConfigurationError, match=r"spark\.osrdyne\.maxHeapUse"):
             SparkSessions().build(context)
 
 
-def test_session_is_alive_reachable_by_this_host_only_and_knows_its_heap(sessions: SparkSessions, spark: Any) -> None:
+def test_session_is_alive_reachable_by_this_host_only_and_knows_its_heap(sessions, spark):
     assert sessions.is_alive(spark)
     assert spark.sparkContext.uiWebUrl is None
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
@@ -204,35 +191,33 @@ class ChildWithSpark:
 
 
 @pytest.fixture
-def child() -> Iterator[ChildWithSpark]:
+def child():
     found = ChildWithSpark()
     yield found
     found.end()
 
 
-def test_closed_session_leaves_no_jvm_and_secrets_were_not_on_its_command_line(child: ChildWithSpark) -> None:
+def test_closed_session_leaves_no_jvm_and_secrets_were_not_on_its_command_line(child):
     assert not any("hunter2" in word for jvm in child.jvms for word in jvm.cmdline())
     assert not child.is_alive_after_close()
     assert child.jvm_ended()
 
 
 @pytest.mark.nightly
-def test_killed_worker_leaves_no_jvm(child: ChildWithSpark) -> None:
+def test_killed_worker_leaves_no_jvm(child):
     os.kill(child.process.pid, signal.SIGKILL)
     child.process.wait(120)
     wait_for(child.jvm_ended)
 
 
 @pytest.mark.nightly
-def test_dead_jvm_is_noticed(child: ChildWithSpark) -> None:
+def test_dead_jvm_is_noticed(child):
     for jvm in child.jvms:
         jvm.kill()
     assert not child.is_alive_after_close()
 
 
-def test_cancelled_request_does_not_end_caching_and_the_release_of_its_key_does(
-    sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor
-) -> None:
+def test_cancelled_request_does_not_end_caching_and_the_release_of_its_key_does(sessions, spark, thread):
     frame = spark.sql("select id from range(0, 1000000000000, 1, 1) where id % 7 = 8")
     background = BackgroundCaching(spark, "key", {"slow_view": frame}, lambda: None)
     background.request_ended()

@@ -1,10 +1,7 @@
 """Exports of the SQL pipeline, on a real Spark and the local file system."""
 
-from __future__ import annotations
-
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +28,13 @@ QUERY = "select n_nationkey, n_name, n_comment from nation order by n_name"
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path):
     return tmp_path / "exports"
 
 
 @pytest.fixture
-def make(make_call: Callable[..., Call], tpch_config: dict[str, Any], tmp_path: Path, target: Path) -> Any:
-    def build(**export: Any) -> Call:
+def make(make_call, tpch_config, tmp_path, target):
+    def build(**export):
         config = {"directory": str(target), **export}
         return make_call({**tpch_config, "export": config, "paging": {"directory": str(tmp_path / "pages")}}, KEY)
 
@@ -45,7 +42,7 @@ def make(make_call: Callable[..., Call], tpch_config: dict[str, Any], tmp_path: 
 
 
 @pytest.fixture
-def call(make: Any) -> Call:
+def call(make):
     return make()
 
 
@@ -88,7 +85,7 @@ def rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
-def test_export_has_the_rows_of_the_query_in_files_of_its_directory(call: Call, target: Path, kind: str) -> None:
+def test_export_has_the_rows_of_the_query_in_files_of_its_directory(call, target, kind):
     manifest = export(call, format=kind)
     expected = json.loads(pipeline.sql(call, pipeline.SqlRequest(query=QUERY)).body)
     assert rows(manifest) == [tuple(map(str, row)) for row in expected["rows"]]
@@ -100,7 +97,7 @@ def test_export_has_the_rows_of_the_query_in_files_of_its_directory(call: Call, 
     assert (empty["rows"], rows(empty)) == (0, [])
 
 
-def test_values_in_csv_are_exact(call: Call) -> None:
+def test_values_in_csv_are_exact(call):
     texts = ["' x '", "'a,b'", "'say \"hi\"'", "'back\\\\slash'", "'two\\nlines'", "''", "null", "'é🚄'"]
     manifest = export(call, f"select {', '.join(f'{text} as c{at}' for at, text in enumerate(texts))}", format="csv")
     assert rows(manifest) == [(" x ", "a,b", 'say "hi"', "back\\slash", "two\nlines", "", "", "é🚄")]
@@ -110,14 +107,14 @@ def test_values_in_csv_are_exact(call: Call) -> None:
     ]
 
 
-def test_limit_and_parameters_hold_for_exports(call: Call) -> None:
+def test_limit_and_parameters_hold_for_exports(call):
     query = "select n_nationkey from nation where n_nationkey >= :least order by 1"
     for kind in ("parquet", "arrow"):
         assert rows(export(call, query, parameters={"least": 5}, limit=2, format=kind)) == [("5",), ("6",)]
 
 
 @pytest.mark.proves("spark/worker-killed-export-reply")
-def test_repeated_request_finds_its_first_export(call: Call, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_request_finds_its_first_export(call, target, monkeypatch):
     """The worker died after the manifest was there and before its reply: the request is delivered again."""
     first = export(sent(call, "c1"))
     monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.Exports._write", None)  # nothing can be written again
@@ -125,7 +122,7 @@ def test_repeated_request_finds_its_first_export(call: Call, target: Path, monke
     assert len(list(target.rglob(MANIFEST))) == 1
 
 
-def test_request_with_an_id_is_exported_once_and_different_requests_each(call: Call, target: Path) -> None:
+def test_request_with_an_id_is_exported_once_and_different_requests_each(call, target):
     first = export(sent(call, "c1"), id="nightly 2024-02-29")
     assert export(sent(call, "c2", "other"), id="nightly 2024-02-29") == {**first, "repeated": True}
     assert not export(sent(call, "c1"), id="nightly 2024-03-01")["repeated"]
@@ -137,13 +134,11 @@ def test_request_with_an_id_is_exported_once_and_different_requests_each(call: C
 
 @pytest.mark.parametrize("step", ["create", "upload", "listed"])
 @pytest.mark.proves("spark/worker-killed-exports")
-def test_export_of_a_killed_worker_is_not_finished_and_is_written_anew(
-    call: Call, target: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_export_of_a_killed_worker_is_not_finished_and_is_written_anew(call, target, monkeypatch, step):
     class KilledError(BaseException):
         pass
 
-    def killed(*arguments: Any, **named: Any) -> Any:
+    def killed(*arguments, **named):
         raise KilledError
 
     with monkeypatch.context() as patch:
@@ -161,14 +156,12 @@ def test_export_of_a_killed_worker_is_not_finished_and_is_written_anew(
 
 
 @pytest.mark.proves("spark/two-workers-write-same")
-def test_attempt_that_is_overtaken_answers_the_other_export(
-    call: Call, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempt_that_is_overtaken_answers_the_other_export(call, target, monkeypatch):
     """The request was delivered again while its first worker, which lost its connection, still wrote."""
     create = HadoopFiles.create
     other: list[dict[str, Any]] = []
 
-    def overtaken(files: HadoopFiles, *arguments: Any, **named: Any) -> bool:
+    def overtaken(files, *arguments, **named):
         if not other:
             other.append({})
             other[0] = export(sent(call, "c1"))
@@ -181,7 +174,7 @@ def test_attempt_that_is_overtaken_answers_the_other_export(
 
 
 @pytest.mark.proves("spark/export-larger-export-max")
-def test_export_above_the_limit_leaves_nothing(make: Any, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_above_the_limit_leaves_nothing(make, target, monkeypatch):
     for kind in ("parquet", "csv", "arrow"):
         error = refusal(make(max_bytes=100), format=kind)
         assert (error.code, error.error_code) == (413, "export_too_large")
@@ -192,9 +185,7 @@ def test_export_above_the_limit_leaves_nothing(make: Any, target: Path, monkeypa
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_export_above_the_limit_is_cancelled_while_it_is_written(
-    make: Any, spark: Any, target: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_export_above_the_limit_is_cancelled_while_it_is_written(make, spark, target, monkeypatch, kind):
     """1,000 tasks would write about 4 GB."""
     monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.SIZE_INTERVAL", 0.05)
     query = "select id, repeat(cast(uuid() as string), 100) as text from range(0, 1000000, 1, 1000)"
@@ -210,7 +201,7 @@ def test_export_above_the_limit_is_cancelled_while_it_is_written(
     assert files(target) == []
 
 
-def test_of_attempts_at_the_same_moment_one_succeeds(spark: Any, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_attempts_at_the_same_moment_one_succeeds(spark, target, monkeypatch):
     one, two = HadoopFiles(spark, str(target)), HadoopFiles(spark, str(target))
     assert one.create("export/manifest", b"one", aside="export/data-1/manifest")
 
@@ -231,8 +222,8 @@ def test_of_attempts_at_the_same_moment_one_succeeds(spark: Any, target: Path, m
     assert one.read("export/manifest") == "one"
 
 
-def test_answer_names_the_version_of_the_data_that_was_exported(call: Call) -> None:
-    def answered(version: int | None) -> tuple[object, object]:
+def test_answer_names_the_version_of_the_data_that_was_exported(call):
+    def answered(version):
         context = replace(call.context, data_version=version)
         request = Request(key=KEY, body=b"", correlation_id="c", reply_to="r")
         answer = pipeline.export(Call(context, request), ExportRequest(query=QUERY))
@@ -242,7 +233,7 @@ def test_answer_names_the_version_of_the_data_that_was_exported(call: Call) -> N
     assert answered(8) == (7, 7), "found again: its rows are those of version 7"
 
 
-def test_failed_or_refused_export_leaves_nothing(call: Call, target: Path) -> None:
+def test_failed_or_refused_export_leaves_nothing(call, target):
     assert refusal(call, "select * from csv.`/etc/passwd`").error_code == "table_not_allowed"
     assert refusal(call, "insert overwrite directory '/tmp/x' select 1").code == 403
     assert refusal(call, "select 1 / (n_nationkey - 24) as x from nation").error_code == "DIVIDE_BY_ZERO"
@@ -256,14 +247,14 @@ def test_failed_or_refused_export_leaves_nothing(call: Call, target: Path) -> No
     assert files(target) == []
 
 
-def test_pool_without_an_absolute_directory_exports_nothing(make: Any) -> None:
+def test_pool_without_an_absolute_directory_exports_nothing(make):
     assert refusal(make(directory=None), "not even SQL").error_code == "export_not_configured"
     for directory in ("exports", "", "../x"):
         with pytest.raises(ConfigurationError, match=r"export\.directory"):
             parse_config({"export": {"directory": directory}})
 
 
-def test_key_is_no_part_of_a_path(make_call: Any, tpch: Path, target: Path, tmp_path: Path) -> None:
+def test_key_is_no_part_of_a_path(make_call, tpch, target, tmp_path):
     key = "../../../tmp/x y"
     config = {
         **one_table("{any:.*}", view="nation", path=f"{tpch}/sf=0.001/nation.parquet"),

@@ -1,10 +1,5 @@
 """Queries whose answer fits into no message are refused before they run, on a real Spark."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from osrdyne.protocol.messages import ARROW_TYPE, Request
@@ -32,10 +27,10 @@ UNKNOWN = [
 
 
 @pytest.fixture
-def ask(make_call: Callable[..., Call], tpch_config: dict[str, Any]) -> Callable[..., Any]:
+def ask(make_call, tpch_config):
     context = make_call(tpch_config, KEY).context
 
-    def build(query: str, *, max_bytes: int | None, accept: str = "", limit: int | None = None) -> Any:
+    def build(query, *, max_bytes, accept="", limit=None):
         request = Request(key=KEY, body=b"", headers={"accept": accept})
         return pipeline.sql(Call(context, request, max_bytes=max_bytes), pipeline.SqlRequest(query=query, limit=limit))
 
@@ -44,9 +39,7 @@ def ask(make_call: Callable[..., Call], tpch_config: dict[str, Any]) -> Callable
 
 @pytest.mark.parametrize("query", WHOLE)
 @pytest.mark.parametrize("accept", ["", ARROW_TYPE])
-def test_answer_that_is_surely_too_large_is_refused_before_it_is_computed(
-    ask: Any, monkeypatch: pytest.MonkeyPatch, query: str, accept: str
-) -> None:
+def test_answer_that_is_surely_too_large_is_refused_before_it_is_computed(ask, monkeypatch, query, accept):
     whole = len(ask(query, max_bytes=None, accept=accept).body)
     ask(query, max_bytes=whole, accept=accept)  # it fits
     ask(query, max_bytes=1000, accept=accept, limit=5)
@@ -58,10 +51,10 @@ def test_answer_that_is_surely_too_large_is_refused_before_it_is_computed(
 
 
 @pytest.mark.parametrize("query", UNKNOWN)
-def test_size_that_depends_on_the_values_is_not_guessed(ask: Any, query: str) -> None:
+def test_size_that_depends_on_the_values_is_not_guessed(ask, query):
     assert ask(query, max_bytes=100).body, "the size of a reply is checked when it is sent"
 
 
-def test_plan_is_not_read_for_an_answer_that_may_fit() -> None:
+def test_plan_is_not_read_for_an_answer_that_may_fit():
     query = PreparedQuery(None, (("a", "bigint"),))  # reading its plan would fail
     assert least_bytes(query, limit=10_000, arrow=True, above=80_000) is None

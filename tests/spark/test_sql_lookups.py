@@ -1,11 +1,7 @@
 """Look-ups of the SQL pipeline in batches, on a real Spark."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -80,7 +76,7 @@ FOREIGN: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module")
-def path(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+def path(spark, tmp_path_factory):
     columns = {}
     for place, name in enumerate(VALUES):
         kind = TYPES.get(name, "string")
@@ -96,7 +92,7 @@ def path(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def call(make_call: Callable[..., Call], path: str) -> Call:
+def call(make_call, path):
     tables = [{"view": view, "path": path, "key_columns": names} for view, names in KEYS.items()]
     config = {
         "datasets": [{"key": KEY, "tables": [*tables, {"view": "keyless", "path": path}]}],
@@ -132,7 +128,7 @@ def _same(name: str, value: Any, asked: Any) -> bool:
         return False
 
 
-def test_all_values_are_found_in_one_batch(call: Call) -> None:
+def test_all_values_are_found_in_one_batch(call):
     """In any order of keys, with all columns or some, and by any spelling of their names."""
     choices = itertools.cycle((None, ["n"], ["span", "code"], ["local.time", "raw", "price"]))
     asked = [
@@ -148,11 +144,11 @@ def test_all_values_are_found_in_one_batch(call: Call) -> None:
             assert types == {name: TYPES.get(name, "string") for name in NAMES}
 
 
-def test_batch_runs_one_query_for_each_view(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_runs_one_query_for_each_view(call, monkeypatch):
     queries: list[str] = []
     query = lookup._query
 
-    def counted(session: Any, lookups: Any, **options: Any) -> Any:
+    def counted(session, lookups, **options):
         queries.append(lookups[0].view.name)
         return query(session, lookups, **options)
 
@@ -176,7 +172,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.proves("spark/request-batch-lookup-invalid")
-def test_each_faulty_request_of_a_batch_fails_alone(call: Call) -> None:
+def test_each_faulty_request_of_a_batch_fails_alone(call):
     good = {"table": "by_id", "key": {"id": 2}, "columns": ["n"]}
     answers = ask(call, *(body for error in ERRORS for body in (error[0], good)))
     assert [answer.error_code for answer in answers[::2]] == [code for _, code in ERRORS]
@@ -185,7 +181,7 @@ def test_each_faulty_request_of_a_batch_fails_alone(call: Call) -> None:
 
 
 @pytest.mark.proves("spark/key-lookup-more-rows")
-def test_answer_has_at_most_the_rows_of_the_limit(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_has_at_most_the_rows_of_the_limit(call, monkeypatch):
     """Also if Spark has to count the rows of each key, because all of them are too many."""
     call.context.state.config = call.context.state.config.model_copy(update={"lookup_row_limit": 11})
     try:
@@ -206,7 +202,7 @@ def test_answer_has_at_most_the_rows_of_the_limit(call: Call, monkeypatch: pytes
         call.context.state.config = call.context.state.config.model_copy(update={"lookup_row_limit": 40})
 
 
-def test_each_answer_has_the_format_that_its_caller_accepts_and_the_schema_its_key_columns(call: Call) -> None:
+def test_each_answer_has_the_format_that_its_caller_accepts_and_the_schema_its_key_columns(call):
     arrow = Call(call.context, Request(key=Key(KEY), body=b"", headers={"accept": ARROW_TYPE}))
     request = LookupRequest(table="by_price", key={"price": "1.05"}, columns=["price", "n"])
     as_json, as_arrow = pipeline.lookup([call, arrow], [request, request])
@@ -218,13 +214,13 @@ def test_each_answer_has_the_format_that_its_caller_accepts_and_the_schema_its_k
     assert (views["by_times"], views["by_id"]) == (["at", "local.time"], ["id"])
 
 
-def test_key_without_data_answers_each_request(make_call: Callable[..., Call], tmp_path: Path) -> None:
+def test_key_without_data_answers_each_request(make_call, tmp_path):
     call = make_call(one_table("k", path=f"{tmp_path}/none", key_columns=["id"]), "k")
     answers = ask(call, *[{"table": "t", "key": {"id": 1}}] * 3)
     assert [answer.error_code for answer in answers] == ["dataset_not_found"] * 3
 
 
-def test_key_column_that_cannot_be_one_fails_the_start(make_call: Callable[..., Call], path: str) -> None:
+def test_key_column_that_cannot_be_one_fails_the_start(make_call, path):
     for column in ("nope", "span"):
         with pytest.raises(ConfigurationError, match=column):
             make_call(one_table("k", path=path, key_columns=[column]), "k")

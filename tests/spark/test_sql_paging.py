@@ -1,13 +1,10 @@
 """Results of the SQL pipeline that are read page by page, on a real Spark."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +25,7 @@ QUERY = "select l_orderkey, l_linenumber, l_tax, l_shipdate, l_comment from line
 
 
 @pytest.fixture
-def make(make_call: MakeCall, tpch_config: dict[str, Any], tmp_path: Path) -> Callable[..., Call]:
+def make(make_call, tpch_config, tmp_path):
     def build(key: str = KEY, *, accept: str | None = None, **paging: Any) -> Call:
         options = {"directory": str(tmp_path), "expiry": EXPIRY, **paging}
         return make_call({**tpch_config, "paging": options, "max_row_limit": 20_000}, key, accept=accept)
@@ -37,7 +34,7 @@ def make(make_call: MakeCall, tpch_config: dict[str, Any], tmp_path: Path) -> Ca
 
 
 @pytest.fixture
-def call(make: Callable[..., Call]) -> Call:
+def call(make):
     return make()
 
 
@@ -49,7 +46,7 @@ def read_all(call: Call, page: dict[str, Any], **more: Any) -> list[list[Any]]:
     return rows
 
 
-def test_pages_together_are_the_result_in_its_order(call: Call, tmp_path: Path) -> None:
+def test_pages_together_are_the_result_in_its_order(call, tmp_path):
     whole = ask(call, query=QUERY, limit=20_000)
     page = ask(call, query=QUERY, page_size=1000)
     assert (page["row_count"], page["truncated"], page["total_rows"]) == (1000, False, whole["row_count"])
@@ -61,8 +58,8 @@ def test_pages_together_are_the_result_in_its_order(call: Call, tmp_path: Path) 
     assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
 
 
-def test_page_names_the_version_of_its_rows_and_not_of_the_data_in_use(call: Call) -> None:
-    def with_version(version: int | None, **headers: object) -> Call:
+def test_page_names_the_version_of_its_rows_and_not_of_the_data_in_use(call):
+    def with_version(version, **headers):
         context = replace(call.context, data_version=version)
         return Call(context, Request(key=KEY, body=b"", headers=headers))
 
@@ -79,14 +76,14 @@ def test_page_names_the_version_of_its_rows_and_not_of_the_data_in_use(call: Cal
             pipeline.sql(with_version(9, **{DATA_VERSION_HEADER: version}), SqlRequest(cursor=cursor))
 
 
-def test_query_runs_once_for_all_pages(call: Call) -> None:
+def test_query_runs_once_for_all_pages(call):
     page = ask(call, query="select uuid() as id, n_name from nation", page_size=20)
     again = ask(call, cursor=page["cursor"])
     assert again == ask(call, cursor=page["cursor"])
     assert len({row[0] for row in read_all(call, page)}) == 25
 
 
-def test_result_that_fits_in_one_page_is_not_stored(call: Call, tmp_path: Path) -> None:
+def test_result_that_fits_in_one_page_is_not_stored(call, tmp_path):
     page = ask(call, query="select n_name from nation", page_size=25)
     assert (page["row_count"], page["cursor"], page["total_rows"]) == (25, None, 25)
     empty = ask(call, query="select n_name from nation where false", page_size=25)
@@ -95,7 +92,7 @@ def test_result_that_fits_in_one_page_is_not_stored(call: Call, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("limit", "truncated"), [(24, True), (25, False), (10, True)])
-def test_limit_holds_for_all_pages_together(call: Call, limit: int, truncated: bool) -> None:
+def test_limit_holds_for_all_pages_together(call, limit, truncated):
     page = ask(call, query="select n_name from nation order by 1", page_size=10, limit=limit)
     assert page["total_rows"] == limit
     found = len(page["rows"])
@@ -106,7 +103,7 @@ def test_limit_holds_for_all_pages_together(call: Call, limit: int, truncated: b
     assert (page["truncated"], found) == (truncated, limit)
 
 
-def test_values_without_an_arrow_type_are_exact_in_pages(call: Call) -> None:
+def test_values_without_an_arrow_type_are_exact_in_pages(call):
     query = "select id, make_ym_interval(cast(id as int)) as span, timestamp_seconds(id) as at from range(0, 5, 1, 3)"
     whole = ask(call, query=query)
     page = ask(call, query=query, page_size=2)
@@ -114,7 +111,7 @@ def test_values_without_an_arrow_type_are_exact_in_pages(call: Call) -> None:
     assert read_all(call, page, page_size=2) == whole["rows"]
 
 
-def test_arrow_page_has_its_cursor_in_the_schema_and_a_header(make: Callable[..., Call]) -> None:
+def test_arrow_page_has_its_cursor_in_the_schema_and_a_header(make):
     call = make(accept=ARROW_TYPE)
     reply = pipeline.sql(call, SqlRequest(query="select n_name from nation", page_size=20))
     table = pa.ipc.open_stream(reply.body).read_all()
@@ -128,9 +125,7 @@ def test_arrow_page_has_its_cursor_in_the_schema_and_a_header(make: Callable[...
 
 
 @pytest.mark.proves("spark/worker-ends-client-reads")
-def test_another_worker_of_the_key_serves_the_next_page_and_one_of_another_key_does_not(
-    make: Callable[..., Call], tpch: Path
-) -> None:
+def test_another_worker_of_the_key_serves_the_next_page_and_one_of_another_key_does_not(make, tpch):
     cursor = ask(make(), query=QUERY, page_size=5)["cursor"]
     assert ask(make(), cursor=cursor, page_size=5)["row_count"] == 5
     (tpch / "sf=other").exists() or (tpch / "sf=other").symlink_to(tpch / "sf=0.001")
@@ -138,7 +133,7 @@ def test_another_worker_of_the_key_serves_the_next_page_and_one_of_another_key_d
 
 
 @pytest.mark.proves("spark/worker-ends-client-reads")
-def test_expired_cursor_names_the_remedy(call: Call, tmp_path: Path) -> None:
+def test_expired_cursor_names_the_remedy(call, tmp_path):
     page = ask(call, query=QUERY, page_size=5)
     [file] = tmp_path.iterdir()
     before = time.time() - EXPIRY
@@ -151,7 +146,7 @@ def test_expired_cursor_names_the_remedy(call: Call, tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_request_for_a_page_delays_its_expiry(call: Call, tmp_path: Path) -> None:
+def test_request_for_a_page_delays_its_expiry(call, tmp_path):
     page = ask(call, query=QUERY, page_size=5)
     [file] = tmp_path.iterdir()
     old = time.time() - EXPIRY / 2
@@ -163,7 +158,7 @@ def test_request_for_a_page_delays_its_expiry(call: Call, tmp_path: Path) -> Non
     assert file.stat().st_mtime < old + 1
 
 
-def test_text_that_is_no_cursor_is_refused(call: Call) -> None:
+def test_text_that_is_no_cursor_is_refused(call):
     for cursor in ("", "x", "../../etc/passwd.0", "a" * 22 + ".-1", "a" * 22, "é" * 22 + ".0"):
         error = refusal(call, cursor=cursor)
         assert (error.code, error.error_code) == (400, "invalid_cursor"), cursor
@@ -175,9 +170,7 @@ def test_text_that_is_no_cursor_is_refused(call: Call) -> None:
 
 
 @pytest.mark.proves("spark/result-larger-paging-max")
-def test_result_above_the_limit_leaves_nothing(
-    make: Callable[..., Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_above_the_limit_leaves_nothing(make, tmp_path, monkeypatch):
     call = make(max_bytes=100_000)
     computed = refusal(call, query=QUERY, page_size=10)
     assert (computed.code, computed.error_code) == (413, "answer_too_large")
@@ -191,7 +184,7 @@ def test_result_above_the_limit_leaves_nothing(
 
 
 @pytest.mark.proves("spark/results-wait-read-fill")
-def test_full_directory_refuses_further_results_until_some_expire(make: Callable[..., Call], tmp_path: Path) -> None:
+def test_full_directory_refuses_further_results_until_some_expire(make, tmp_path):
     call = make(max_total_bytes=1000)
     page = ask(call, query=QUERY, page_size=5)
     error = refusal(call, query=QUERY, page_size=5)
@@ -203,7 +196,7 @@ def test_full_directory_refuses_further_results_until_some_expire(make: Callable
 
 
 @pytest.mark.proves("spark/worker-killed-stores-result")
-def test_result_of_a_killed_worker_is_removed_and_never_served(call: Call, tmp_path: Path) -> None:
+def test_result_of_a_killed_worker_is_removed_and_never_served(call, tmp_path):
     """A worker that dies while it writes leaves an unfinished file."""
     finished = ask(call, query=QUERY, page_size=5)["cursor"]
     [file] = tmp_path.iterdir()
@@ -214,7 +207,7 @@ def test_result_of_a_killed_worker_is_removed_and_never_served(call: Call, tmp_p
     assert not unfinished.exists()
 
 
-def test_cancelled_or_refused_query_leaves_no_file(call: Call, tmp_path: Path) -> None:
+def test_cancelled_or_refused_query_leaves_no_file(call, tmp_path):
     assert refusal(call, query="drop view nation", page_size=5).error_code == "statement_not_allowed"
     assert refusal(call, query="select 1 / (n_nationkey - 24) from nation", page_size=5).error_code == "DIVIDE_BY_ZERO"
     call.cancel()
@@ -223,9 +216,7 @@ def test_cancelled_or_refused_query_leaves_no_file(call: Call, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_directory_that_another_user_may_write_is_not_used(
-    make: Callable[..., Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_that_another_user_may_write_is_not_used(make, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     call = make(directory=None)
     assert ask(call, query=QUERY, page_size=5)["cursor"] is not None

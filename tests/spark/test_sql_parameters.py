@@ -1,7 +1,5 @@
 """Parameters of queries on a real Spark: typed, exact, and never SQL."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from asking import ask, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osrdyne_worker import Call
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import ExplainRequest
 
@@ -40,7 +37,7 @@ TYPED: dict[str, tuple[Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("by_name", [True, False], ids=["named", "positional"])
-def test_value_of_each_type_is_exact(tpch_call: Call, by_name: bool) -> None:
+def test_value_of_each_type_is_exact(tpch_call, by_name):
     places = [f":{name}" if by_name else "?" for name in TYPED]
     values = {name: value for name, (value, _, _) in TYPED.items()}
     query = "select " + ", ".join(f"{place} as {name}" for name, place in zip(TYPED, places, strict=True))
@@ -53,19 +50,19 @@ def test_value_of_each_type_is_exact(tpch_call: Call, by_name: bool) -> None:
 
 @settings(max_examples=5)
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=40))
-def test_text_arrives_as_it_was_sent(tpch_call: Call, texts: list[str]) -> None:
+def test_text_arrives_as_it_was_sent(tpch_call, texts):
     texts = [*texts, "'", "\\", "\\'", "' or 1=1 --", "${spark.app.name}", "*/ :a ? /*", "\0", "\r\n"]
     query = "select " + ", ".join(f"? as c{place}" for place in range(len(texts)))
     assert ask(tpch_call, query, texts)["rows"] == [texts]
 
 
-def test_value_selects_rows_and_other_values_select_others(tpch_call: Call) -> None:
+def test_value_selects_rows_and_other_values_select_others(tpch_call):
     query = "with n as (select * from nation where n_name = :name) select n_nationkey from n limit :rows"
     for name, rows in (("FRANCE", [[6]]), ("GERMANY", [[7]]), ("x' or 'a' = 'a", []), ("FRANCE", [[6]])):
         assert ask(tpch_call, query, {"name": name, "rows": 5})["rows"] == rows
 
 
-def test_query_asked_again_with_its_values_is_not_analysed_again(tpch_call: Call) -> None:
+def test_query_asked_again_with_its_values_is_not_analysed_again(tpch_call):
     data: pipeline.SqlData = tpch_call.context.state
     query, parameters = "select n_name from nation where n_nationkey = ?", [11]
     first = ask(tpch_call, query, parameters)
@@ -75,12 +72,12 @@ def test_query_asked_again_with_its_values_is_not_analysed_again(tpch_call: Call
     assert ask(tpch_call, query, [12]) != first
 
 
-def test_plan_is_explained_with_its_values(tpch_call: Call) -> None:
+def test_plan_is_explained_with_its_values(tpch_call):
     request = ExplainRequest(query="select * from nation where n_nationkey = :k", parameters={"k": 8675309})
     assert "8675309" in pipeline.explain(tpch_call, request)["plan"]
 
 
-def test_limits_see_the_values(tpch_call: Call) -> None:
+def test_limits_see_the_values(tpch_call):
     for query, parameters in (
         ("select repeat('x', :n)", {"n": 2_000_000_000}),
         ("select repeat(:s, 20000000)", {"s": "x" * 100}),
@@ -101,7 +98,7 @@ def refused_with_literals() -> list[Any]:
 
 
 @pytest.mark.parametrize("query", refused_with_literals())
-def test_attack_with_its_texts_as_parameters_is_refused(tpch_call: Call, query: str) -> None:
+def test_attack_with_its_texts_as_parameters_is_refused(tpch_call, query):
     texts = {f"p{place}": text for place, text in enumerate(TEXT_LITERAL.findall(query))}
     names = iter(texts)
     assert refusal(tpch_call, TEXT_LITERAL.sub(lambda _: f":{next(names)}", query), texts).code in (400, 403)

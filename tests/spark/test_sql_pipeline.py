@@ -1,7 +1,5 @@
 """The handlers of the SQL pipeline on a real Spark."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,22 +30,22 @@ def accepted(*files: str) -> list[Any]:
 
 
 @pytest.fixture
-def call(tpch_call: Call) -> Call:
+def call(tpch_call):
     return tpch_call
 
 
 @pytest.mark.parametrize("query", accepted("tpch.yaml"))
-def test_query_of_tpch_passes_both_checks(call: Call, query: str) -> None:
+def test_query_of_tpch_passes_both_checks(call, query):
     """To run them, with their joins, would only test Spark."""
     assert call.context.state.prepared(query).types
 
 
 @pytest.mark.parametrize("query", accepted("accepted.yaml", "spark_only.yaml"))
-def test_accepted_query_passes_both_checks_and_runs(call: Call, query: str) -> None:
+def test_accepted_query_passes_both_checks_and_runs(call, query):
     assert ask(call, query, limit=3)["columns"]
 
 
-def test_text_that_neither_parser_reads_or_that_is_refused_is_one_line(call: Call) -> None:
+def test_text_that_neither_parser_reads_or_that_is_refused_is_one_line(call):
     for query in ("select 'abc", "select 1 +", "from nation select (", "select 1 >>> "):
         error = refusal(call, query)
         assert (error.code, "\n" in error.message) == (400, False), query
@@ -88,7 +86,7 @@ TYPES: list[tuple[str, str, Any]] = [
 ]
 
 
-def test_value_of_each_type_is_exact_in_json(call: Call) -> None:
+def test_value_of_each_type_is_exact_in_json(call):
     query = "select " + ", ".join(expression for expression, _, _ in TYPES)
     document = ask(call, query)
     assert [column["type"] for column in document["columns"]] == [kind for _, kind, _ in TYPES]
@@ -96,7 +94,7 @@ def test_value_of_each_type_is_exact_in_json(call: Call) -> None:
     assert ask(call, query) == document, "asked again"
 
 
-def test_columns_of_one_name_are_all_answered_also_without_rows(call: Call) -> None:
+def test_columns_of_one_name_are_all_answered_also_without_rows(call):
     rows = ask(call, "select 1 as a, 2 as a, interval '1-2' year to month as a")["rows"]
     assert rows == [[1, 2, "INTERVAL '1-2' YEAR TO MONTH"]]
     document = ask(call, "select n_name from nation where false")
@@ -105,14 +103,14 @@ def test_columns_of_one_name_are_all_answered_also_without_rows(call: Call) -> N
     assert document["columns"] == [{"name": "n_name", "type": "string"}]
 
 
-def test_limit_cuts_and_reports_it(call: Call) -> None:
+def test_limit_cuts_and_reports_it(call):
     for limit, truncated in ((24, True), (25, False), (26, False), (0, True)):
         document = ask(call, "select n_name from nation order by 1", limit=limit)
         assert (document["row_count"], document["truncated"]) == (min(limit, 25), truncated)
         assert len(document["rows"]) == document["row_count"]
 
 
-def test_query_asked_again_is_not_analysed_again_and_is_right_each_time(call: Call) -> None:
+def test_query_asked_again_is_not_analysed_again_and_is_right_each_time(call):
     query = "select r_name from region"
     assert call.context.state.prepared(query) is call.context.state.prepared(query)
     with ThreadPoolExecutor(4) as threads:
@@ -132,13 +130,13 @@ def test_query_asked_again_is_not_analysed_again_and_is_right_each_time(call: Ca
         "select count(*) as n from values (repeat('x', 1000000)), (repeat('y', 1000000)) as t(v)",
     ],
 )
-def test_query_that_draws_random_numbers_or_has_rows_of_its_own_is_analysed_each_time(call: Call, query: str) -> None:
+def test_query_that_draws_random_numbers_or_has_rows_of_its_own_is_analysed_each_time(call, query):
     """The plan of the last one holds the evaluated rows: a short text may make many megabytes of them."""
     assert ask(call, query)["row_count"] == 1
     assert call.context.state.prepared(query) is not call.context.state.prepared(query)
 
 
-def test_pyspark_without_the_method_below_to_arrow_answers_too(call: Call) -> None:
+def test_pyspark_without_the_method_below_to_arrow_answers_too(call):
     class Frame:
         def __init__(self, frame: Any) -> None:
             self.limit = lambda count: Frame(frame.limit(count))
@@ -152,13 +150,13 @@ def test_pyspark_without_the_method_below_to_arrow_answers_too(call: Call) -> No
     ]
 
 
-def test_limit_of_the_configuration_holds_by_default(make_call: Any, tpch_config: dict[str, Any]) -> None:
+def test_limit_of_the_configuration_holds_by_default(make_call, tpch_config):
     call = make_call({**tpch_config, "row_limit": 7, "max_row_limit": 9}, "tpch/sf=0.001")
     assert ask(call, "select * from nation")["row_count"] == 7
     assert refusal(call, "select * from nation", limit=10).error_code == "limit_too_large"
 
 
-def test_arrow_stream_carries_rows_types_and_the_flag(make_call: Any, tpch_config: dict[str, Any]) -> None:
+def test_arrow_stream_carries_rows_types_and_the_flag(make_call, tpch_config):
     call = make_call(tpch_config, "tpch/sf=0.001", accept=f"application/json;q=0.5, {ARROW_TYPE}")
     reply = pipeline.sql(call, SqlRequest(query="select l_orderkey, l_tax, l_shipdate from lineitem", limit=100))
     table = pa.ipc.open_stream(reply.body).read_all()
@@ -183,7 +181,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("query", "code", "condition"), ERRORS, ids=[case[2] for case in ERRORS])
-def test_error_of_spark_is_its_class_and_one_line(call: Call, query: str, code: int, condition: str) -> None:
+def test_error_of_spark_is_its_class_and_one_line(call, query, code, condition):
     error = refusal(call, query)
     assert error.error_code.startswith(condition)
     assert error.code == code
@@ -195,20 +193,20 @@ def plan_of(call: Call, query: str, **fields: Any) -> str:
     return pipeline.explain(call, ExplainRequest(query=query, **fields))["plan"]
 
 
-def test_explain_shows_the_plan_and_runs_nothing(call: Call) -> None:
+def test_explain_shows_the_plan_and_runs_nothing(call):
     assert "HashAggregate" in plan_of(call, "select count(*) from nation")
     assert "== Analyzed Logical Plan ==" in plan_of(call, "select 1", mode="extended")
     with pytest.raises(RequestError):
         plan_of(call, "drop view nation")
 
 
-def test_schema_names_views_and_columns(call: Call) -> None:
+def test_schema_names_views_and_columns(call):
     views = {view["name"]: view for view in pipeline.schema(call)["views"]}
     assert len(views) == 8
     assert views["region"]["columns"][0] == {"name": "r_regionkey", "type": "bigint", "nullable": True}
 
 
-def test_cache_status_shows_what_is_in_memory(make_call: Any, tpch: Path) -> None:
+def test_cache_status_shows_what_is_in_memory(make_call, tpch):
     tables = [{"view": name, "path": f"{tpch}/sf=0.001/{name}.parquet", "cache": name == "orders"} for name in
               ("orders", "region")]  # fmt: skip
     call = make_call({"datasets": [{"key": "x", "tables": tables}]}, "x")
@@ -220,7 +218,7 @@ def test_cache_status_shows_what_is_in_memory(make_call: Any, tpch: Path) -> Non
     assert (region["cached"], region["memory_bytes"]) == (False, 0)
 
 
-def test_qualified_names_and_the_information_schema_are_those_of_the_key(make_call: Any, tmp_path: Path) -> None:
+def test_qualified_names_and_the_information_schema_are_those_of_the_key(make_call, tmp_path):
     table = pa.table({"id": pa.array([1, 2], pa.int32()), "default": [{"orders": {"id": 7}}] * 2})
     pq.write_table(table, tmp_path / "t.parquet")
     call = make_call(one_table("q", view="orders", path=str(tmp_path / "t.parquet")), "q")
@@ -241,7 +239,7 @@ def test_qualified_names_and_the_information_schema_are_those_of_the_key(make_ca
     assert (wrong.details or {})["line"] == 2
 
 
-def test_cache_status_shows_nothing_of_another_key(make_call: Any, tmp_path: Path) -> None:
+def test_cache_status_shows_nothing_of_another_key(make_call, tmp_path):
     """In a pooled process they share one Spark, and their views may have the same names."""
     calls: dict[str, Call] = {}
     for key, size in (("a", 10), ("b", 20_000)):
@@ -254,9 +252,7 @@ def test_cache_status_shows_nothing_of_another_key(make_call: Any, tmp_path: Pat
     assert pipeline.cache_status(calls["a"])["views"][0]["memory_bytes"] == 0
 
 
-def test_first_request_is_served_from_the_files_and_later_ones_from_memory(
-    make_call: Any, tpch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_request_is_served_from_the_files_and_later_ones_from_memory(make_call, tpch, monkeypatch):
     monkeypatch.setattr(caching, "START_DELAY", 600.0)
     path = f"{tpch}/sf=0.001/supplier.parquet"
     call = make_call(one_table("y", view="supplier", path=path, cache=True), "y")
@@ -271,9 +267,7 @@ def test_first_request_is_served_from_the_files_and_later_ones_from_memory(
     assert rows(call, query) == first
 
 
-def test_filtered_view_is_in_memory_before_the_first_request(
-    make_call: Any, tpch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filtered_view_is_in_memory_before_the_first_request(make_call, tpch, monkeypatch):
     monkeypatch.setattr(caching, "START_DELAY", 600.0)
     path = f"{tpch}/sf=0.001/nation.parquet"
     config = one_table("{region}", view="nation", path=path, cache=True, filters={"n_regionkey": "{region}"})
@@ -282,10 +276,8 @@ def test_filtered_view_is_in_memory_before_the_first_request(
     assert "In-memory table" in plan_of(call, "select * from nation")
 
 
-def test_view_that_cannot_be_cached_stays_on_its_files(
-    make_call: Any, tpch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
+def test_view_that_cannot_be_cached_stays_on_its_files(make_call, tpch, monkeypatch):
+    def fail(*_):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(caching, "cache_now", fail)

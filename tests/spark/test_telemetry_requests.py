@@ -1,7 +1,5 @@
 """Requests of the ingest on Spark, with streams of a real RabbitMQ, in one session for all tests."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
@@ -9,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +18,6 @@ from stored_telemetry import START, events, stored
 
 from osrdyne import amqp
 from osrdyne.amqp.streams import StreamConnection
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne_worker import Call, Context, RequestError
@@ -29,7 +25,6 @@ from osrdyne_worker.pipelines import ingest as pipeline
 from osrdyne_worker.pipelines.telemetry.compaction import SORTED_BY
 from osrdyne_worker.pipelines.telemetry.events import EVENTS
 from osrdyne_worker.pipelines.telemetry.live_files import DataFile
-from osrdyne_worker.pipelines.telemetry.ranges import Range
 from osrdyne_worker.pipelines.telemetry.table import Table
 
 pytestmark = pytest.mark.one_rabbitmq
@@ -47,12 +42,12 @@ def messages(first: int, stop: int, *, step: int = 1_000, **properties: Any) -> 
 
 
 @pytest.fixture
-def opened(spark: Any, broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> Opened:
+def opened(spark, broker, pool_id, tmp_path):
     """A call of a worker for a key, with settings of its table."""
     uri = tmp_path / "uri"
     uri.write_text(broker.amqp_uri)
 
-    def open_worker(key: str, **settings: Any) -> Call:
+    def open_worker(key, **settings):
         name = key.partition("/")[0]
         tables = {name: {"directory": str(tmp_path / name)} | settings}
         config = {"uri_file": str(uri), "pool": pool_id, "tables": tables, "timeout": 120}
@@ -90,7 +85,7 @@ def replay(call: Call, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.proves("telemetry-tables/replay-interrupted-requested-twice")
-async def test_replay_stores_a_range_of_times_once(opened: Opened, broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_replay_stores_a_range_of_times_once(opened, broker, pool_id):
     await fill(broker.amqp_uri, PoolNames(pool_id).log_stream(2), messages(0, 100))
     call = opened("again/2", begin="replay")
     assert ask(call)["commit"] is None
@@ -111,9 +106,7 @@ async def test_replay_stores_a_range_of_times_once(opened: Opened, broker: Embed
     assert (refusal.value.code, refusal.value.error_code) == (400, "invalid_range")
 
 
-async def test_closed_hours_are_compacted_after_an_ingest_or_on_request(
-    opened: Opened, broker: EmbeddedBroker, pool_id: str
-) -> None:
+async def test_closed_hours_are_compacted_after_an_ingest_or_on_request(opened, broker, pool_id):
     stream, half_hour = PoolNames(pool_id).log_stream(0), 1_800_000
     await fill(broker.amqp_uri, stream, messages(0, 6, step=half_hour))
     call = opened("cold/0", compact_interval=3600)
@@ -139,14 +132,7 @@ async def test_closed_hours_are_compacted_after_an_ingest_or_on_request(
 
 @pytest.mark.parametrize(("mode", "expected"), [("drop", None), ("mark", 2)])
 @pytest.mark.proves("telemetry-tables/message-log-twice-one")
-async def test_copies_are_dropped_or_marked(
-    opened: Opened,
-    broker: EmbeddedBroker,
-    pool_id: str,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    expected: int | None,
-) -> None:
+async def test_copies_are_dropped_or_marked(opened, broker, pool_id, monkeypatch, mode, expected):
     monkeypatch.setattr(pipeline, "_SMALLEST_TASK", 3)
     sent = list(messages(0, 6))
     await fill(broker.amqp_uri, PoolNames(pool_id).log_stream(0), [*sent, sent[2], sent[5], *messages(6, 9), sent[2]])
@@ -163,17 +149,15 @@ async def test_copies_are_dropped_or_marked(
 
 
 @pytest.mark.proves("telemetry-tables/retention-removes-messages-ingest")
-async def test_messages_lost_while_they_are_read_are_data_lost(
-    opened: Opened, broker: EmbeddedBroker, pool_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_lost_while_they_are_read_are_data_lost(opened, broker, pool_id, monkeypatch):
     stream = PoolNames(pool_id).log_stream(0)
     await fill(broker.amqp_uri, stream, padded(20), arguments=SMALL_SEGMENTS)
     plan = pipeline.next_range
 
-    def plan_and_lose(*arguments: Any, **options: Any) -> Range:
+    def plan_and_lose(*arguments, **options):
         """The retention removes the planned range before Spark reads it."""
 
-        async def lose() -> None:
+        async def lose():
             options = amqp.ConnectionOptions(uri=broker.amqp_uri, connect_timeout=120, rpc_timeout=120)
             async with await StreamConnection.open(options, silence=120) as streams:
                 while await streams.first_offset(stream) < 20:
@@ -194,7 +178,7 @@ async def test_messages_lost_while_they_are_read_are_data_lost(
 
 
 @pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
-async def test_table_at_its_limit_is_paused_or_purged(opened: Opened, broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_table_at_its_limit_is_paused_or_purged(opened, broker, pool_id):
     await fill(broker.amqp_uri, PoolNames(pool_id).log_stream(0), messages(0, 6, step=3_600_000))
     call = opened("warm/0", max_rows=9, on_storage_limit="purge")
     assert ask(call, max_offsets=3)["storage"]["purged"] == 0
@@ -209,8 +193,8 @@ async def test_table_at_its_limit_is_paused_or_purged(opened: Opened, broker: Em
 
 
 async def test_throttled_table_takes_its_units_in_each_request_and_another_takes_all(
-    opened: Opened, broker: EmbeddedBroker, pool_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    opened, broker, pool_id, monkeypatch
+):
     now = START / 1000
     monkeypatch.setattr(pipeline, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
     await fill(broker.amqp_uri, PoolNames(pool_id).log_stream(0), messages(0, 1_500, step=0))

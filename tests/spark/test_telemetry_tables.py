@@ -1,7 +1,5 @@
 """Spark reads a table of telemetry as the documentation says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from osrdyne_worker.pipelines.telemetry.table import Table
 HOUR = 3_600_000
 
 
-def test_spark_reads_committed_rows_only(spark: Any, tmp_path: Path) -> None:
+def test_spark_reads_committed_rows_only(spark, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "reference" / "telemetry" / "storage.md").read_text(encoding="utf-8")
     found = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found is not None

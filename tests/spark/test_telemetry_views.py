@@ -1,7 +1,5 @@
 """A site queries the telemetry of its own devices: the events of all commits that were made before the query."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -74,7 +72,7 @@ def config(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.proves("telemetry-tables/commit-made-query-runs")
-def test_each_query_sees_all_commits_of_its_site(make_call: Any, tmp_path: Path) -> None:
+def test_each_query_sees_all_commits_of_its_site(make_call, tmp_path):
     warm = Table(tmp_path / "warm")
     call = make_call(config(tmp_path), "telemetry/a")
     query = "select value from warm where series = 't' order by value"
@@ -109,7 +107,7 @@ def test_each_query_sees_all_commits_of_its_site(make_call: Any, tmp_path: Path)
 
 
 @pytest.mark.proves("telemetry-tables/directory-table-cannot-read", "telemetry-tables/name-site-characters-meaning")
-def test_site_is_data_and_its_table_may_fail_for_a_while(make_call: Any, tmp_path: Path) -> None:
+def test_site_is_data_and_its_table_may_fail_for_a_while(make_call, tmp_path):
     warm, described = Table(tmp_path / "warm"), {}
     commit(warm, *((f"{site}/{device}", {"series": "t", "value": device}) for site in SITES for device in (1, 2)))
     for site in SITES:
@@ -149,7 +147,7 @@ def last_values(directory: Path, offset: int, **values: float) -> None:
     store.close()
 
 
-def test_last_values_of_a_site_are_those_of_the_moment(make_call: Any, tmp_path: Path) -> None:
+def test_last_values_of_a_site_are_those_of_the_moment(make_call, tmp_path):
     settings = config(tmp_path)
     last = {"view": "last", "format": "last-values", "path": "last.db", "pool": "plant", "keys": "{site}/%"}
     settings["datasets"][0]["tables"].append({**last, "key_columns": ["key"]})
@@ -175,7 +173,7 @@ def test_last_values_of_a_site_are_those_of_the_moment(make_call: Any, tmp_path:
         assert found == [[f"{site}/1"]]
 
 
-def test_uri_of_postgresql_lies_outside_of_the_data_and_stays_secret(make_call: Any, tmp_path: Path) -> None:
+def test_uri_of_postgresql_lies_outside_of_the_data_and_stays_secret(make_call, tmp_path):
     secrets = tmp_path / "uri"
     settings = config(tmp_path / "data")
     view = {"view": "last", "format": "last-values", "store": "postgresql", "path": str(secrets), "pool": "plant"}

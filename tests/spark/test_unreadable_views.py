@@ -1,11 +1,7 @@
 """Data that Spark cannot read: it costs its view, and neither the other views of the key nor the worker."""
 
-from __future__ import annotations
-
 import datetime as dt
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,11 +26,11 @@ TABLES = {
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, make_call: Any) -> Any:
+def dataset(tmp_path, make_call):
     """Makes a key with the view `good`, and the view `bad` of the given table."""
     pq.write_table(pa.table({"id": [7]}), tmp_path / "good.parquet")
 
-    def make(**bad: Any) -> Call:
+    def make(**bad):
         good = {"view": "good", "path": str(tmp_path / "good.parquet")}
         call: Call = make_call({"datasets": [{"key": "k", "tables": [good, {"view": "bad", **bad}]}]}, "k")
         return call
@@ -44,7 +40,7 @@ def dataset(tmp_path: Path, make_call: Any) -> Any:
 
 @pytest.mark.parametrize("remedy", TABLES)
 @pytest.mark.proves("spark/view-cannot-be-read")
-def test_view_that_spark_cannot_read_costs_no_other_view(dataset: Any, tmp_path: Path, remedy: str) -> None:
+def test_view_that_spark_cannot_read_costs_no_other_view(dataset, tmp_path, remedy):
     path = tmp_path / "bad.parquet"
     pq.write_table(TABLES[remedy], path)
     call = dataset(path=str(path))
@@ -55,7 +51,7 @@ def test_view_that_spark_cannot_read_costs_no_other_view(dataset: Any, tmp_path:
     assert refusal(call, "select 1 from good join bad on true").error_code == "dataset_unreadable"
 
 
-def test_unreadable_columns_are_named_with_the_option_that_drops_them(dataset: Any, tmp_path: Path) -> None:
+def test_unreadable_columns_are_named_with_the_option_that_drops_them(dataset, tmp_path):
     path = tmp_path / "bad.parquet"
     pq.write_table(UUIDS.append_column("id", [[5]]), path)
     message = refusal(dataset(path=str(path)), "select * from bad").message
@@ -65,7 +61,7 @@ def test_unreadable_columns_are_named_with_the_option_that_drops_them(dataset: A
 
 
 @pytest.mark.parametrize("directory", ["", "day=1"], ids=["flat", "partitioned"])
-def test_columns_that_spark_cannot_read_are_dropped_and_listed(dataset: Any, tmp_path: Path, directory: str) -> None:
+def test_columns_that_spark_cannot_read_are_dropped_and_listed(dataset, tmp_path, directory):
     (tmp_path / "bad" / directory).mkdir(parents=True)
     columns = {"n": NANOSECONDS, "u": UUIDS, "t": TABLES["spark.sql.timeType.enabled"], "d": TABLES["38 digits"]}
     unreadable = {name: table.column(0) for name, table in columns.items()}
@@ -78,7 +74,7 @@ def test_columns_that_spark_cannot_read_are_dropped_and_listed(dataset: Any, tmp
     assert rows(call, "select id from bad") == [[5]]
 
 
-def test_file_of_another_kind_is_named_with_the_option_that_leaves_it_out(dataset: Any, tmp_path: Path) -> None:
+def test_file_of_another_kind_is_named_with_the_option_that_leaves_it_out(dataset, tmp_path):
     (tmp_path / "bad").mkdir()
     pq.write_table(pa.table({"id": [1]}), tmp_path / "bad" / "m.parquet")
     for name in ("a.txt", "z.txt"):  # the schema is read from the first file
@@ -92,7 +88,7 @@ def test_file_of_another_kind_is_named_with_the_option_that_leaves_it_out(datase
     assert rows(call, "select * from bad") == [[1]]
 
 
-def test_files_that_cannot_be_merged_are_named_with_their_types(dataset: Any, tmp_path: Path) -> None:
+def test_files_that_cannot_be_merged_are_named_with_their_types(dataset, tmp_path):
     (tmp_path / "merge").mkdir()
     pq.write_table(pa.table({"v": [1.5]}), tmp_path / "merge" / "a.parquet")
     pq.write_table(pa.table({"v": ["n/a"]}), tmp_path / "merge" / "b.parquet")
@@ -101,7 +97,7 @@ def test_files_that_cannot_be_merged_are_named_with_their_types(dataset: Any, tm
     assert ("DOUBLE" in error.message, "STRING" in error.message) == (True, True)
 
 
-def test_wrong_option_of_a_reader_is_named(dataset: Any, tmp_path: Path) -> None:
+def test_wrong_option_of_a_reader_is_named(dataset, tmp_path):
     path = tmp_path / "pretty.json"
     path.write_text('{\n "id": 1\n}\n', encoding="utf-8")
     for options, named in (({"basePath": "merge"}, "basePath"), ({"mode": "FAILFAST"}, "multiLine"), ({}, "multiLine")):
@@ -109,7 +105,7 @@ def test_wrong_option_of_a_reader_is_named(dataset: Any, tmp_path: Path) -> None
         assert (error.error_code, named in error.message) == ("dataset_unreadable", True)
 
 
-def test_view_is_opened_with_its_filter_once_its_data_can_be_read(dataset: Any, tmp_path: Path) -> None:
+def test_view_is_opened_with_its_filter_once_its_data_can_be_read(dataset, tmp_path):
     path = tmp_path / "bad.parquet"
     pq.write_table(NANOSECONDS, path)
     call = dataset(path=str(path), filters={"tenant": "a"})
@@ -124,7 +120,7 @@ def test_view_is_opened_with_its_filter_once_its_data_can_be_read(dataset: Any, 
     assert rows(call, "select v from bad") == [[1]]
 
 
-def test_key_whose_only_view_cannot_be_read_is_answered_so(make_call: Any, tmp_path: Path) -> None:
+def test_key_whose_only_view_cannot_be_read_is_answered_so(make_call, tmp_path):
     pq.write_table(NANOSECONDS, tmp_path / "t.parquet")
     call = make_call(one_table("k", path=str(tmp_path / "t.parquet")), "k")
     assert refusal(call, "select 1").error_code == "dataset_unreadable"

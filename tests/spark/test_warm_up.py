@@ -1,17 +1,12 @@
 """The warm-up of a pooled process: it does what keys do, leaves nothing behind, and gives way to the first key."""
 
-from __future__ import annotations
-
 import tempfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from osrdyne_worker import Context
 from osrdyne_worker.pipelines.warm_up import KEY, ROUNDS, WarmUp
 from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
-from osrdyne_worker.spark.session import SparkSessions
 
 pytestmark = pytest.mark.nightly
 
@@ -19,13 +14,11 @@ PATIENCE = 240.0
 
 
 @pytest.fixture
-def warm_up(sessions: SparkSessions, spark: Any) -> WarmUp:
+def warm_up(sessions, spark):
     return WarmUp(KeySparkSessions(sessions, spark, LivingKeys(spark)), Context(key=KEY, worker_id="process"))
 
 
-def test_warm_up_runs_to_its_end_and_leaves_nothing(
-    warm_up: WarmUp, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_up_runs_to_its_end_and_leaves_nothing(warm_up, spark, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = [table.name for table in spark.catalog.listTables()]
     warm_up.start()
@@ -35,7 +28,7 @@ def test_warm_up_runs_to_its_end_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stopped_warm_up_ends_early(warm_up: WarmUp) -> None:
+def test_stopped_warm_up_ends_early(warm_up):
     warm_up.stop()
     warm_up.start()
     warm_up.close()
@@ -43,8 +36,8 @@ def test_stopped_warm_up_ends_early(warm_up: WarmUp) -> None:
     assert warm_up.rounds == 0
 
 
-def test_failure_of_the_warm_up_harms_nothing(warm_up: WarmUp, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+def test_failure_of_the_warm_up_harms_nothing(warm_up, monkeypatch):
+    def fail(*_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("osrdyne_worker.pipelines.warm_up._write_tables", fail)

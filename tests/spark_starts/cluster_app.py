@@ -1,7 +1,5 @@
 """An application whose jobs run on a cluster: a query, a Python UDF, and jobs that hold executors."""
 
-from __future__ import annotations
-
 import os
 import time
 

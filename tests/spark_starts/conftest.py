@@ -1,14 +1,10 @@
 """A standalone cluster and a daemon whose workers run on a cluster."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess
 from tests.spark_starts.standalone_cluster import StandaloneCluster
 
@@ -27,12 +23,12 @@ SMALL = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_start_spark(java: None) -> None:
+def all_start_spark(java):
     """In processes of their own."""
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[StandaloneCluster]:
+async def cluster(tmp_path):
     directory = tmp_path / "cluster"
     directory.mkdir()
     cluster = StandaloneCluster(directory)
@@ -44,7 +40,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[StandaloneCluster]:
 
 
 @pytest.fixture
-async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[DaemonProcess]:
+async def daemon(broker_settings, pool_id, tmp_path):
     daemon = DaemonProcess(
         tmp_path,
         amqp_uri=broker_settings.uri.get_secret_value(),

@@ -1,7 +1,5 @@
 """Keys of one Spark process that keep a value in every place that belongs to a key, and keys that misbehave."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A standalone cluster of Spark on this host, from the wheel of PySpark, which has no start scripts."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The class data sharing archive on a real JVM: made by the command, used by a session, only slower when damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -50,11 +48,11 @@ def started(variables: Mapping[str, str]) -> Any:
 
 
 @pytest.mark.timeout(TRAINING_TIMEOUT + 2 * START_TIMEOUT)
-def test_archive_is_made_once_used_by_workers_and_not_needed(tmp_path: Path) -> None:
+def test_archive_is_made_once_used_by_workers_and_not_needed(tmp_path):
     variables = {"XDG_CACHE_HOME": str(tmp_path / "a home"), "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [Path(sys.executable).with_name("osrdyne"), "spark", "warm-archive"]
 
-    def warm() -> Path:
+    def warm():
         done = subprocess.run(
             command,
             cwd=tmp_path,

@@ -1,7 +1,5 @@
 """Workers whose Spark runs on a cluster: a real standalone cluster, and `local-cluster`."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
@@ -9,8 +7,8 @@ import pyspark
 import pytest
 
 from osrdyne.client import StartFailedError
-from tests.acceptance.daemon_process import DaemonProcess, until
-from tests.spark_starts.standalone_cluster import PATIENCE, StandaloneCluster, pid_of_task, use_master
+from tests.acceptance.daemon_process import until
+from tests.spark_starts.standalone_cluster import PATIENCE, pid_of_task, use_master
 
 pytestmark = pytest.mark.nightly
 
@@ -22,7 +20,7 @@ def holding(directory: Path, *, seconds: float) -> dict[str, object]:
 
 @pytest.mark.timeout(1500)
 @pytest.mark.proves("spark/cluster-free-cores-memory", "spark/executor-lost-during-job")
-async def test_keys_on_a_standalone_cluster(cluster: StandaloneCluster, daemon: DaemonProcess, tmp_path: Path) -> None:
+async def test_keys_on_a_standalone_cluster(cluster, daemon, tmp_path):
     async with await use_master(daemon, cluster.url) as client:
         assert (await client.call("a", "/sum")).json() == 499500
         assert (await client.call("a", "/udf")).json() == ["aa", "bb"]
@@ -56,7 +54,7 @@ async def test_keys_on_a_standalone_cluster(cluster: StandaloneCluster, daemon: 
 
 
 @pytest.mark.timeout(1500)
-async def test_key_on_a_local_cluster(daemon: DaemonProcess) -> None:
+async def test_key_on_a_local_cluster(daemon):
     installed = sorted(Path(pyspark.__file__).parent.iterdir())
     async with await use_master(daemon, "local-cluster[2,1,1024]") as client:
         assert (await client.call("a", "/sum")).json() == 499500

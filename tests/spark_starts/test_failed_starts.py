@@ -1,7 +1,5 @@
 """Starts of Spark that fail, and sessions that are lost: the caller gets the cause."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -11,7 +9,7 @@ import pytest
 from spark_fixtures import SHORT_LIVED
 
 from osrdyne.client import StartFailedError
-from tests.acceptance.daemon_process import OSRDYNE, DaemonProcess
+from tests.acceptance.daemon_process import OSRDYNE
 
 pytestmark = pytest.mark.nightly
 
@@ -91,20 +89,20 @@ def outcome(conf: dict[str, str]) -> str:
     ],
 )
 @pytest.mark.proves("spark/spark-cannot-start-given")
-def test_failed_start_gives_the_message_of_spark(conf: dict[str, str], expected: str) -> None:
+def test_failed_start_gives_the_message_of_spark(conf, expected):
     assert expected in outcome(conf)
 
 
 @pytest.mark.timeout(500)
 @pytest.mark.proves("spark/jvm-worker-ends-memory")
-def test_jvm_that_ended_without_memory_is_reported_as_out_of_memory() -> None:
+def test_jvm_that_ended_without_memory_is_reported_as_out_of_memory():
     said = outcome({"options": "-XX:+ExitOnOutOfMemoryError"})
     assert said.startswith("False Spark's Java process ran out of memory (java.lang.OutOfMemoryError: Java heap space)")
 
 
 @pytest.mark.timeout(500)
 @pytest.mark.proves("spark/jvm-accepts-new-connections")
-def test_jvm_that_accepts_no_new_connections_is_lost_although_old_ones_go_on() -> None:
+def test_jvm_that_accepts_no_new_connections_is_lost_although_old_ones_go_on():
     run = subprocess.run([sys.executable, "-c", DEAF, SHORT_LIVED], capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stderr[-3000:]
     reason, answer = run.stdout.splitlines()
@@ -115,7 +113,7 @@ def test_jvm_that_accepts_no_new_connections_is_lost_although_old_ones_go_on() -
 
 @pytest.mark.timeout(900)
 @pytest.mark.proves("spark/spark-cannot-start-given")
-async def test_caller_gets_the_message_of_a_spark_that_cannot_start(daemon: DaemonProcess) -> None:
+async def test_caller_gets_the_message_of_a_spark_that_cannot_start(daemon):
     daemon.write_settings(
         driver={"options": {"command": [str(OSRDYNE.with_name("osrdyne-worker")), "osrdyne_worker.pipelines.sql:app"]}},
         worker={"spark_master": "local[1]", "spark_conf": {"spark.driver.memory": "256m"}},

@@ -1,7 +1,5 @@
 """`osrdyne spark infer-columns` on real files; its output is what the configuration takes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -32,7 +30,7 @@ def inferred(directory: Path, worker: dict[str, Any], key: str) -> subprocess.Co
 
 
 @pytest.mark.timeout(900)
-def test_printed_columns_open_the_same_view(tmp_path: Path, tpch: Path, make_call: Any) -> None:
+def test_printed_columns_open_the_same_view(tmp_path, tpch, make_call):
     (tmp_path / "odd.json").write_text('{"a b": {"c": [1]}, "größe": 1.5}\n', encoding="utf-8")
     tables = [
         {"view": "nation", "path": f"{tpch}/sf=0.001/nation.parquet", "cache": True},

@@ -1,7 +1,5 @@
 """The keys of a pooled process on the cores of a local Spark: long scans of some keys leave others their share."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -68,7 +66,7 @@ os._exit(0)
 
 @pytest.mark.timeout(TIMEOUT + 60)
 @pytest.mark.proves("pooled/long-scans")
-def test_long_scans_of_some_keys_leave_cores_to_others_and_to_each_other() -> None:
+def test_long_scans_of_some_keys_leave_cores_to_others_and_to_each_other():
     done = subprocess.run([sys.executable, "-c", SCANS], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {

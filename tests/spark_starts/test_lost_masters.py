@@ -1,19 +1,16 @@
 """A standalone cluster whose master goes away. In a file of its own: it waits long for a start that must fail."""
 
-from __future__ import annotations
-
 import pytest
 
 from osrdyne.client import StartFailedError
-from tests.acceptance.daemon_process import DaemonProcess
-from tests.spark_starts.standalone_cluster import StandaloneCluster, use_master
+from tests.spark_starts.standalone_cluster import use_master
 
 pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.proves("spark/cluster-worker-spark-master", "spark/master-restarted-forgotten-application")
-async def test_master_that_goes_away_and_comes_back(cluster: StandaloneCluster, daemon: DaemonProcess) -> None:
+async def test_master_that_goes_away_and_comes_back(cluster, daemon):
     async with await use_master(daemon, cluster.url) as client:
         assert (await client.call("a", "/sum")).json() == 499500
         cluster.kill_master()

@@ -1,13 +1,10 @@
 """Spark for a user id without a name, in a locale without UTF-8, with a home whose name has a blank."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +30,7 @@ sessions.close(session)
 
 
 @pytest.fixture
-def home() -> Iterator[Path]:
+def home():
     """Not below `tmp_path`, which no other user may enter."""
     with tempfile.TemporaryDirectory(suffix=" home", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
@@ -50,7 +47,7 @@ def as_nameless(home: Path) -> list[str]:
 
 @pytest.mark.timeout(500)
 @pytest.mark.proves("spark/user-id-without-name")
-def test_spark_runs_for_a_user_without_a_name_in_any_locale(home: Path) -> None:
+def test_spark_runs_for_a_user_without_a_name_in_any_locale(home):
     nameless = as_nameless(home)
     done = subprocess.run(
         [*nameless, sys.executable, "-c", START, SHORT_LIVED],

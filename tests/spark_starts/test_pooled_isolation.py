@@ -3,13 +3,10 @@
 The values that each key must return are kept here: a model of the key. `OSRDYNE_SEED=7` draws other requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -46,7 +43,7 @@ SPARK = {
 
 
 @pytest.fixture
-async def pooled(broker: Any, pool_id: str) -> AsyncIterator[PooledStage]:
+async def pooled(broker, pool_id):
     async with pooled_stage(broker.amqp_uri, pool_id) as made:
         yield made
 
@@ -147,7 +144,7 @@ MISBEHAVING = (fail_to_start, load_much, leak_views, block_handlers, block_on_st
 
 @pytest.mark.timeout(900)
 @pytest.mark.proves("pooled/one-key-process-fails")
-async def test_fifty_keys_of_one_process_answer_from_their_own_and_harm_no_other(pooled: PooledStage) -> None:
+async def test_fifty_keys_of_one_process_answer_from_their_own_and_harm_no_other(pooled):
     print(f"seed {SEED}")
     process = await pooled.start(APP, spark=SPARK)
     workers = await asyncio.gather(*(pooled.assign(process, key, **settings(key)) for key in KEYS))

@@ -1,15 +1,11 @@
 """The users of the RabbitMQ in docker-compose.yml."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import os
 import runpy
 from pathlib import Path
-
-import pytest
 
 PROGRAM = Path(__file__).parents[2] / "deploy" / "config" / "compose_broker_users.py"
 
@@ -19,7 +15,7 @@ def matches(password: str, stored: str) -> bool:
     return hashlib.sha256(salted[:4] + password.encode()).digest() == salted[4:]
 
 
-def test_both_users_have_random_passwords_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_users_have_random_passwords_that_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "chown", lambda *_: None)
     program = runpy.run_path(str(PROGRAM))
     monkeypatch.setitem(program["main"].__globals__, "DIRECTORY", tmp_path)

@@ -1,7 +1,5 @@
 """Nothing that a user can set, run or read is missing from the documentation; nor what code sends and understands."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +45,7 @@ def commands(group: Any, above: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def endpoints() -> list[str]:
+def endpoints():
     paths = create_app(FakeInspector(), Metrics(), version="1").openapi()["paths"]
     return [
         f"`{method.upper()} {path}{'?key=' if path.startswith('/v1/group/') or path == '/v1/group' else ''}`"
@@ -56,13 +54,13 @@ def endpoints() -> list[str]:
     ]
 
 
-def test_settings_page_is_what_the_models_say() -> None:
+def test_settings_page_is_what_the_models_say():
     settings = page("configuration/settings.md")
     assert settings == update(settings), "run `python -m osrdyne.config.document`"
     assert all(f"| `{setting.name}` |" in settings for setting in all_settings().values())
 
 
-def test_every_command_and_metric_is_documented() -> None:
+def test_every_command_and_metric_is_documented():
     found = list(commands(typer.main.get_command(full_command_line()), "osrdyne"))
     assert len(found) > 12
     assert [name for name in found if f"`{name}`" not in page("cli.md")] == []
@@ -71,12 +69,12 @@ def test_every_command_and_metric_is_documented() -> None:
     assert [name for name in names if f"`{name}`" not in page("metrics.md")] == []
 
 
-def test_every_endpoint_is_documented(endpoints: list[str]) -> None:
+def test_every_endpoint_is_documented(endpoints):
     assert len(endpoints) > 15
     assert [endpoint for endpoint in endpoints if endpoint not in page("http-api/index.md")] == []
 
 
-def test_every_endpoint_needs_the_grant_of_its_own_row(endpoints: list[str]) -> None:
+def test_every_endpoint_needs_the_grant_of_its_own_row(endpoints):
     """A new endpoint gets a row in `osrdyne.auth.endpoints.ENDPOINTS`; without one it needs `admin` for all keys."""
     for endpoint in endpoints:
         method, path = endpoint.strip("`").removesuffix("?key=").split(" ")
@@ -92,9 +90,7 @@ def switched_on(text: str) -> str:
     return re.sub(r"^( *)#(?=\w|  \w)", r"\1", text, flags=re.MULTILINE)
 
 
-def test_example_configuration_loads_also_where_it_is_commented_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_configuration_loads_also_where_it_is_commented_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = load_settings(file=str(EXAMPLE), environment={}).settings
     assert settings.pool.id == "example"
@@ -113,14 +109,14 @@ EXAMPLES = [ROOT / "deploy" / "config" / f"{name}.yaml" for name in ("compose", 
 
 
 @pytest.mark.parametrize("name", known_drivers())
-def test_every_driver_and_option_is_documented(name: str) -> None:
+def test_every_driver_and_option_is_documented(name):
     options = load_driver_class(name).options_model.model_fields
     assert [option for option in options if f"\n| `{option}` |" not in page(f"drivers/{name}.md")] == []
     assert f"| [`{name}`]({name}.md) |" in page("drivers/index.md")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_example_configuration_of_a_driver_is_right_where_it_is_commented_out(example: Path) -> None:
+def test_example_configuration_of_a_driver_is_right_where_it_is_commented_out(example):
     text = example.read_text(encoding="utf-8")
     for document in (text, switched_on(text)):
         driver = Settings.model_validate(yaml.safe_load(document)).driver
@@ -143,7 +139,7 @@ EXCHANGES = {value for name, value in NAMES.items() if name.endswith("_exchange"
 QUEUES = {value for name, value in NAMES.items() if name.endswith("_queue")}
 
 
-def test_document_has_every_status_event_command_header_and_exchange() -> None:
+def test_document_has_every_status_event_command_header_and_exchange():
     assert MESSAGES["response"]["headers"]["properties"]["x-status"]["enum"] == list(Status)
     assert MESSAGES["report"]["headers"]["properties"]["x-event"]["enum"] == list(Event)
     assert MESSAGES["control"]["payload"]["properties"]["command"]["enum"] == list(Command)
@@ -156,7 +152,7 @@ def test_document_has_every_status_event_command_header_and_exchange() -> None:
         assert exchange is None or exchange["name"] == channel["address"]
 
 
-def test_page_names_every_status_header_event_command_variable_and_all_that_is_on_the_broker() -> None:
+def test_page_names_every_status_header_event_command_variable_and_all_that_is_on_the_broker():
     rows = dict(re.findall(r"^\| `([\w-]+)` †? ?\| (\d{3}) \|", PAGE, re.MULTILINE))
     assert rows == {str(status): str(code) for status, code in CODES.items()}
     variables = set(re.findall(r"WORKER_[A-Z_]+", Path(environment.__file__).read_text(encoding="utf-8")))

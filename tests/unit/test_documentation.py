@@ -1,7 +1,5 @@
 """Pages of the documentation: code, links, tests and names in them are right, and all are in the navigation."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -15,7 +13,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 SUITES = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "osrdyne" / "testing").rglob("*.py")]
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     """But decisions, which have an index of their own, and pages for contributors."""
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     listed = re.findall(r"[\w/-]+\.md", str(navigation))
@@ -31,7 +29,7 @@ LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
 
-def test_every_link_to_a_file_leads_somewhere_and_each_page_begins_with_its_title() -> None:
+def test_every_link_to_a_file_leads_somewhere_and_each_page_begins_with_its_title():
     for page in PAGES:
         text = FENCED.sub("", page.read_text(encoding="utf-8"))
         assert [found.start() for found in re.finditer(r"^# .+", text, re.MULTILINE)] == [0], page
@@ -39,7 +37,7 @@ def test_every_link_to_a_file_leads_somewhere_and_each_page_begins_with_its_titl
         assert [target for target in targets if target and not (page.parent / target).exists()] == [], page
 
 
-def test_every_page_that_a_source_names_exists() -> None:
+def test_every_page_that_a_source_names_exists():
     """Comments, messages and example configurations name pages by their path; `*` stands for several."""
     missing = set()
     for name in subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0"):
@@ -54,7 +52,7 @@ def test_every_page_that_a_source_names_exists() -> None:
 BLOCK = re.compile(r"^(?P<mark><!-- runs -->\n)?```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def test_python_of_the_documentation_is_python() -> None:
+def test_python_of_the_documentation_is_python():
     """And runs, where it is marked so."""
     marks = set()
     for page in PAGES:
@@ -66,12 +64,12 @@ def test_python_of_the_documentation_is_python() -> None:
     assert len(marks) == 2, "some run"
 
 
-def test_failure_modes_are_proven_as_their_pages_say() -> None:
+def test_failure_modes_are_proven_as_their_pages_say():
     checked = subprocess.run([ROOT / "tools" / "failure_modes", "--check"], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_tests_that_pages_name_exist() -> None:
+def test_tests_that_pages_name_exist():
     existing = {name for path in SUITES for name in re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))}
     pages = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"`(test_\w+)`", page)}

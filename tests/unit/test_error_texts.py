@@ -1,7 +1,5 @@
 """All texts of errors in one place: each is a sentence that a user can read. Other tests check classes and fields."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -40,7 +38,7 @@ def texts() -> Iterator[tuple[str, str, list[ast.expr]]]:
 WORDS = re.compile(r"\b(?:nobody|somebody|whoever|told|wish|dear|oops|sorry|please)\b", re.IGNORECASE)
 
 
-def test_texts_are_sentences() -> None:
+def test_texts_are_sentences():
     """A text that begins with a capital ends as a sentence; others name a place, or are a part of a sentence."""
     found = list(texts())
     assert len(found) > 300
@@ -49,7 +47,7 @@ def test_texts_are_sentences() -> None:
     assert [(place, text) for place, text, _ in found if "  " in text or WORDS.search(text)] == []
 
 
-def test_texts_show_no_secret() -> None:
+def test_texts_show_no_secret():
     wrong = []
     for place, _, values in texts():
         for value in values:

@@ -1,11 +1,8 @@
 """Logs: one line an event, and no password in any of them."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -17,12 +14,12 @@ SECRET = "s3cret"
 
 
 @pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
+def restored_logging():
     yield
     structlog.reset_defaults()
 
 
-def test_password_of_every_uri_is_masked() -> None:
+def test_password_of_every_uri_is_masked():
     masked = {
         "amqp://user:s3cret@host:5672/vhost": "amqp://user:***@host:5672/vhost",
         "connect to AMQPS://user:s3cret@host failed": "connect to AMQPS://user:***@host failed",
@@ -37,7 +34,7 @@ def test_password_of_every_uri_is_masked() -> None:
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
 @pytest.mark.proves("reference-defects/13-password-logs")
-def test_no_way_into_the_log_carries_a_password(as_json: bool) -> None:
+def test_no_way_into_the_log_carries_a_password(as_json):
     stream = io.StringIO()
     configure_logging(json=as_json, stream=stream)
     uri = f"amqp://user:{SECRET}@host/"
@@ -51,7 +48,7 @@ def test_no_way_into_the_log_carries_a_password(as_json: bool) -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
-def test_line_that_cannot_be_written_is_dropped(as_json: bool) -> None:
+def test_line_that_cannot_be_written_is_dropped(as_json):
     with open("/dev/full", "w", encoding="utf-8", buffering=1) as stream:  # noqa: PTH123 — each write fails
         configure_logging(json=as_json, stream=stream)
         log = get_logger("test")
@@ -61,7 +58,7 @@ def test_line_that_cannot_be_written_is_dropped(as_json: bool) -> None:
             stream.close()
 
 
-def test_text_of_a_caller_cannot_act_on_a_terminal() -> None:
+def test_text_of_a_caller_cannot_act_on_a_terminal():
     stream, forged = io.StringIO(), "a\r \x1b[2J\x9b\x07\u2028b"
     configure_logging(json=False, stream=stream)
     get_logger("pool").info("key required", key=f"{forged}\n", keys=[forged], error=ValueError(forged))
@@ -71,7 +68,7 @@ def test_text_of_a_caller_cannot_act_on_a_terminal() -> None:
     assert [line.isprintable() for line in lines] == [True, True]
 
 
-def test_stream_that_is_not_a_terminal_gets_json_of_the_level_with_the_phrase_and_its_keys() -> None:
+def test_stream_that_is_not_a_terminal_gets_json_of_the_level_with_the_phrase_and_its_keys():
     stream = io.StringIO()
     configure_logging(level="warning", stream=stream)
     log = get_logger("pool.tracker", pool="p")
@@ -84,7 +81,7 @@ def test_stream_that_is_not_a_terminal_gets_json_of_the_level_with_the_phrase_an
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
-def test_records_of_python_have_the_level_of_their_logger(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_python_have_the_level_of_their_logger(as_json, monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
     stream = io.StringIO()

@@ -1,20 +1,16 @@
 """A scripted broker to which every connection of a test leads."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from scripted_broker import ScriptedBroker
 
 
 @pytest.fixture
-async def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
+async def broker(monkeypatch):
     scripted = ScriptedBroker()
 
-    async def create_connection(factory: Callable[[], Any], *_: Any, **__: Any) -> tuple[ScriptedBroker, Any]:
+    async def create_connection(factory, *_, **__):
         scripted.protocol = factory()
         scripted.protocol.connection_made(scripted)
         return scripted, scripted.protocol

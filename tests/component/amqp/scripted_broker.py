@@ -4,8 +4,6 @@ Any frame but `channel.open` on a channel that is not open closes the connection
 `channel.open`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 from enum import Enum

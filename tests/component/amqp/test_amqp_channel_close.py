@@ -1,9 +1,6 @@
 """The end of a channel, in every interleaving: no frame follows its close, and numbers of channels are not confused."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ at_every_pass = pytest.mark.parametrize("later", range(PASSES))
 
 
 @pytest.fixture
-async def connection(broker: ScriptedBroker) -> AsyncIterator[Connection]:
+async def connection(broker):
     opened = await amqp.connect(ConnectionOptions("amqp://guest:guest@scripted/", heartbeat=1))
     yield opened
     await opened.close()
@@ -49,7 +46,7 @@ async def assert_usable(connection: Connection, broker: ScriptedBroker) -> None:
 
 
 @pytest.mark.parametrize("earlier", range(PASSES))
-async def test_close_crosses_that_of_the_broker(broker: ScriptedBroker, connection: Connection, earlier: int) -> None:
+async def test_close_crosses_that_of_the_broker(broker, connection, earlier):
     """Both closes cross; `earlier`: passes from the cancellation to the broker's close."""
     channel = await connection.channel()
     question = await asked(channel, broker)
@@ -61,9 +58,7 @@ async def test_close_crosses_that_of_the_broker(broker: ScriptedBroker, connecti
     await assert_usable(connection, broker)
 
 
-async def test_answer_to_a_close_after_the_next_channel_was_opened(
-    broker: ScriptedBroker, connection: Connection
-) -> None:
+async def test_answer_to_a_close_after_the_next_channel_was_opened(broker, connection):
     """Both closes cross. The broker has the answer to ours, and so the number is free; its own answer is on its way."""
     channel = await connection.channel()
     question = await asked(channel, broker)
@@ -85,9 +80,7 @@ async def test_answer_to_a_close_after_the_next_channel_was_opened(
 
 @at_every_pass
 @pytest.mark.proves("broker/call-cancelled-times-out")
-async def test_question_is_cancelled_and_the_next_channel_opened_while_the_last_one_ends(
-    broker: ScriptedBroker, connection: Connection, later: int
-) -> None:
+async def test_question_is_cancelled_and_the_next_channel_opened_while_the_last_one_ends(broker, connection, later):
     """As the stock of spare channels does; `later`: passes from the broker's close to the opening."""
     for cancelled_after in range(PASSES):
         channel = await connection.channel()
@@ -113,7 +106,7 @@ async def test_question_is_cancelled_and_the_next_channel_opened_while_the_last_
 
 @at_every_pass
 @pytest.mark.proves("broker/call-cancelled-times-out")
-async def test_close_that_is_cancelled(broker: ScriptedBroker, connection: Connection, later: int) -> None:
+async def test_close_that_is_cancelled(broker, connection, later):
     channel = await connection.channel()
     closing = asyncio.create_task(channel.close())
     await passes(later)
@@ -124,7 +117,7 @@ async def test_close_that_is_cancelled(broker: ScriptedBroker, connection: Conne
 
 
 @pytest.mark.proves("broker/call-cancelled-times-out")
-async def test_close_that_the_broker_confirms_late(broker: ScriptedBroker, connection: Connection) -> None:
+async def test_close_that_the_broker_confirms_late(broker, connection):
     """aiormq waits one heartbeat for the answer, and sends its close again after that."""
     channel = await connection.channel()
     broker.holds_close_ok = True
@@ -135,7 +128,7 @@ async def test_close_that_the_broker_confirms_late(broker: ScriptedBroker, conne
 
 
 @at_every_pass
-async def test_channel_is_used_while_it_closes(broker: ScriptedBroker, connection: Connection, later: int) -> None:
+async def test_channel_is_used_while_it_closes(broker, connection, later):
     """It publishes messages and acknowledges deliveries."""
     channel = await connection.channel(confirms=True)
     question = await asked(channel, broker)
@@ -152,7 +145,7 @@ async def test_channel_is_used_while_it_closes(broker: ScriptedBroker, connectio
     await assert_usable(connection, broker)
 
 
-async def test_many_channels_that_the_broker_closes_at_once(broker: ScriptedBroker, connection: Connection) -> None:
+async def test_many_channels_that_the_broker_closes_at_once(broker, connection):
     """More than aiormq's queue of frames holds."""
     channels = [await connection.channel() for _ in range(30)]
     questions = [asyncio.create_task(channel.declare_queue("missing", passive=True)) for channel in channels]
@@ -163,7 +156,7 @@ async def test_many_channels_that_the_broker_closes_at_once(broker: ScriptedBrok
     await assert_usable(connection, broker)
 
 
-async def test_channels_are_numbered_in_turn_up_to_the_limit(broker: ScriptedBroker, connection: Connection) -> None:
+async def test_channels_are_numbered_in_turn_up_to_the_limit(broker, connection):
     kept = await connection.channel()
     for _ in range(3 * CHANNEL_MAX):
         await (await connection.channel()).close()
@@ -179,7 +172,7 @@ async def test_channels_are_numbered_in_turn_up_to_the_limit(broker: ScriptedBro
 
 
 @at_every_pass
-async def test_opening_that_is_cancelled(broker: ScriptedBroker, connection: Connection, later: int) -> None:
+async def test_opening_that_is_cancelled(broker, connection, later):
     opening = asyncio.create_task(connection.channel())
     await passes(later)
     opening.cancel()

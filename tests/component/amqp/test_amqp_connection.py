@@ -1,24 +1,22 @@
 """Connection and channel against a scripted broker in memory: notices, limits, and a broker that says nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from aio_pika.tools import OneShotCallback
 from pamqp import commands as spec
-from scripted_broker import CHANNEL_MAX, PATIENCE, ScriptedBroker, deliveries, passes
+from scripted_broker import CHANNEL_MAX, PATIENCE, deliveries, passes
 from structlog.testing import capture_logs
 
 from osrdyne import amqp
-from osrdyne.amqp import Channel, Connection, ConnectionOptions
+from osrdyne.amqp import Channel, ConnectionOptions
 from osrdyne.amqp.transport import FrameReader
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 
@@ -27,7 +25,7 @@ LOST = spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0)
 
 
 @pytest.fixture
-async def connection(broker: ScriptedBroker) -> AsyncIterator[Connection]:
+async def connection(broker):
     opened = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0, rpc_timeout=0.2))
     assert (opened.server_version, opened.max_channels) == ("4.9.0", CHANNEL_MAX)
     yield opened
@@ -36,7 +34,7 @@ async def connection(broker: ScriptedBroker) -> AsyncIterator[Connection]:
 
 
 @pytest.fixture
-async def channel(connection: Connection) -> Channel:
+async def channel(connection):
     return await connection.channel(confirms=True)
 
 
@@ -46,9 +44,7 @@ async def settled() -> None:
 
 @pytest.mark.proves("broker/memory-disk-alarm")
 @pytest.mark.parametrize("end", [spec.Connection.Unblocked(), LOST], ids=["withdrawn", "connection lost"])
-async def test_block_is_logged_once_and_opens_no_channel(
-    broker: ScriptedBroker, connection: Connection, end: Any
-) -> None:
+async def test_block_is_logged_once_and_opens_no_channel(broker, connection, end):
     seen = [connection.is_blocked]
     with capture_logs() as logs:
         for _ in range(2):
@@ -70,7 +66,7 @@ async def test_block_is_logged_once_and_opens_no_channel(
         await asyncio.wait_for(waiting, PATIENCE)
 
 
-async def test_deliveries_before_the_end_of_a_consumer_are_handed_out(broker: ScriptedBroker, channel: Channel) -> None:
+async def test_deliveries_before_the_end_of_a_consumer_are_handed_out(broker, channel):
     """The broker ends one, and the program another."""
     consumer = await channel.consume("q")
     broker.send(*deliveries(consumer.tag, b"1", b"2"), spec.Basic.Cancel(consumer.tag))
@@ -83,7 +79,7 @@ async def test_deliveries_before_the_end_of_a_consumer_are_handed_out(broker: Sc
     assert [delivery.body async for delivery in another] == [b"3", b"4"]
 
 
-async def test_consumer_with_new_prefetch_keeps_the_order(broker: ScriptedBroker, channel: Channel) -> None:
+async def test_consumer_with_new_prefetch_keeps_the_order(broker, channel):
     consumer = await channel.consume("q", prefetch=2)
     broker.deliver(consumer.tag, b"1", b"2")
     await channel.take_more(consumer, prefetch=2)
@@ -92,9 +88,7 @@ async def test_consumer_with_new_prefetch_keeps_the_order(broker: ScriptedBroker
 
 
 @pytest.mark.parametrize("later", range(15))
-async def test_consumer_that_is_cancelled_while_it_gets_a_new_prefetch_stays_cancelled(
-    broker: ScriptedBroker, channel: Channel, later: int
-) -> None:
+async def test_consumer_that_is_cancelled_while_it_gets_a_new_prefetch_stays_cancelled(broker, channel, later):
     """`later`: passes of the event loop from the new prefetch to the cancel."""
     consumer = await channel.consume("q", prefetch=2)
     taking = asyncio.create_task(channel.take_more(consumer, prefetch=2))
@@ -106,7 +100,7 @@ async def test_consumer_that_is_cancelled_while_it_gets_a_new_prefetch_stays_can
     assert order[-1] is spec.Basic.Cancel
 
 
-async def test_closed_channel_reports_the_reason_of_the_broker(broker: ScriptedBroker, channel: Channel) -> None:
+async def test_closed_channel_reports_the_reason_of_the_broker(broker, channel):
     consumer = await channel.consume("q")
     broker.close_channel(1, 406, "PRECONDITION_FAILED - unknown delivery tag 9")
     reason = await asyncio.wait_for(channel.wait_closed(), PATIENCE)
@@ -116,7 +110,7 @@ async def test_closed_channel_reports_the_reason_of_the_broker(broker: ScriptedB
 
 
 @pytest.mark.parametrize("what", ["channel", "connection"])
-async def test_own_close_has_no_reason(connection: Connection, channel: Channel, what: str) -> None:
+async def test_own_close_has_no_reason(connection, channel, what):
     closed = channel if what == "channel" else connection
     await closed.close()
     for one in (channel, closed):
@@ -139,9 +133,7 @@ REQUESTS: dict[str, Callable[[Channel], Coroutine[Any, Any, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_request_without_an_answer_is_given_up(
-    broker: ScriptedBroker, connection: Connection, channel: Channel, name: str
-) -> None:
+async def test_request_without_an_answer_is_given_up(broker, connection, channel, name):
     broker.silent = True
     for request in (REQUESTS[name](channel), connection.channel()):
         with pytest.raises(BrokerSilentError):
@@ -150,7 +142,7 @@ async def test_request_without_an_answer_is_given_up(
     assert channel.is_closed
 
 
-async def test_close_ends_though_the_broker_is_silent(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_ends_though_the_broker_is_silent(broker, monkeypatch):
     monkeypatch.setattr("osrdyne.amqp.connection._CLOSE_TIMEOUT", 0.05)
     connection = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=7200))
     broker.silent = True
@@ -161,10 +153,10 @@ async def test_close_ends_though_the_broker_is_silent(broker: ScriptedBroker, mo
     assert connection.is_closed
 
 
-async def test_channels_that_are_closed_leave_nothing_behind(broker: ScriptedBroker, connection: Connection) -> None:
+async def test_channels_that_are_closed_leave_nothing_behind(broker, connection):
     """aio-pika observes the connection for each channel: https://github.com/mosquito/aio-pika/issues/490."""
 
-    def observers() -> int:
+    def observers():
         gc.collect()
         return sum(isinstance(one, OneShotCallback) for one in gc.get_objects())
 
@@ -184,7 +176,7 @@ async def test_channels_that_are_closed_leave_nothing_behind(broker: ScriptedBro
     assert {one.login for one in readers} == {None}, "bytes of the log-in, and all that follow, are kept"
 
 
-async def test_lost_connection_is_collected_without_a_task(broker: ScriptedBroker) -> None:
+async def test_lost_connection_is_collected_without_a_task(broker):
     connection = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0))
     broker.send(LOST, channel=0)
     assert "CONNECTION_FORCED" in str(await asyncio.wait_for(connection.wait_closed(), PATIENCE))
@@ -197,7 +189,7 @@ async def test_lost_connection_is_collected_without_a_task(broker: ScriptedBroke
     assert asyncio.all_tasks() == before
 
 
-async def test_cancelled_connect_leaves_no_socket(broker: ScriptedBroker) -> None:
+async def test_cancelled_connect_leaves_no_socket(broker):
     broker.silent = True
     connecting = asyncio.create_task(amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0)))
     await settled()
@@ -207,7 +199,7 @@ async def test_cancelled_connect_leaves_no_socket(broker: ScriptedBroker) -> Non
     assert broker.is_closing()
 
 
-def test_refused_connection_prints_nothing_in_a_program_without_a_configuration_of_logging() -> None:
+def test_refused_connection_prints_nothing_in_a_program_without_a_configuration_of_logging():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # nothing listens on it
         uri = f"amqp://127.0.0.1:{unused.getsockname()[1]}/"

@@ -1,13 +1,11 @@
 """`doctor` while RabbitMQ blocks publishers."""
 
-from __future__ import annotations
-
 import asyncio
 from unittest.mock import Mock
 
 import pytest
 from pydantic import SecretStr
-from scripted_broker import PATIENCE, ScriptedBroker
+from scripted_broker import PATIENCE
 
 from osrdyne.broker.doctor import run
 from osrdyne.config.models import BrokerSettings, RequestSettings, Settings
@@ -15,7 +13,7 @@ from osrdyne.errors import BrokerUnavailableError
 
 
 @pytest.mark.proves("broker/memory-disk-alarm")
-async def test_doctor_does_not_wait_during_an_alarm(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_does_not_wait_during_an_alarm(broker, monkeypatch):
     monkeypatch.setattr(run, "ManagementClient", Mock(side_effect=BrokerUnavailableError("not part of this test")))
     broker.has_alarm = True
     settings = Settings(

@@ -1,7 +1,5 @@
 """Changes through the API are recorded, refused requests are counted, over a fake pool. No socket."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, MutableMapping
@@ -46,7 +44,7 @@ def pool():
 
 
 @pytest.fixture(autouse=True)
-def logs() -> Any:
+def logs():
     """Everything that is logged from the level info on."""
     before = structlog.get_config()
     configure_events("info", as_json=True)
@@ -56,7 +54,7 @@ def logs() -> Any:
 
 
 @pytest.fixture
-def metrics() -> Metrics:
+def metrics():
     return Metrics()
 
 
@@ -279,7 +277,7 @@ async def test_probe_is_answered_before_a_changed_token_file_is_recorded(pool, m
     assert [record.action for record in pool.records] == ["tokens.change"]
 
 
-async def test_audit_is_paged_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+async def test_audit_is_paged_and_filtered(api, pool):
     for key in ("a", "b", "c"):
         await api.post(f"/v1/groups/{key}/pin")
     assert (await api.post("/v1/group/pin?key=%ff")).status_code == 400

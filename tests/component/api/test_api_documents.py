@@ -1,9 +1,5 @@
 """The documents of all kinds over HTTP, over a fake pool: versions, refusals, limits. No socket."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
@@ -35,14 +31,14 @@ DOCUMENTS = {
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[httpx.AsyncClient]:
+async def api():
     app = create_app(FakeInspector(), Metrics(), version="1", limits=BodyLimits(body=10, manifest=1000))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api", headers=JSON) as client:
         yield client
 
 
 @pytest.mark.parametrize("kind", ManifestKind)
-async def test_document_has_versions_and_can_go_back(api: httpx.AsyncClient, kind: ManifestKind) -> None:
+async def test_document_has_versions_and_can_go_back(api, kind):
     path, (document, other, _) = f"/v1/{kind.path}", DOCUMENTS[kind]
     empty = (await api.get(path)).json()
     assert (empty["pool"], empty["version"], empty["current"]) == ("fake", 0, None)
@@ -61,7 +57,7 @@ async def test_document_has_versions_and_can_go_back(api: httpx.AsyncClient, kin
 
 
 @pytest.mark.parametrize("kind", ManifestKind)
-async def test_wrong_change_is_refused_and_changes_nothing(api: httpx.AsyncClient, kind: ManifestKind) -> None:
+async def test_wrong_change_is_refused_and_changes_nothing(api, kind):
     path, (document, _, wrong) = f"/v1/{kind.path}", DOCUMENTS[kind]
     refused = await api.put(path, json=wrong, params=ME)
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid-document")
@@ -74,10 +70,10 @@ async def test_wrong_change_is_refused_and_changes_nothing(api: httpx.AsyncClien
 
 
 @pytest.mark.parametrize("kind", ManifestKind)
-async def test_change_of_another_version_than_expected_is_refused(api: httpx.AsyncClient, kind: ManifestKind) -> None:
+async def test_change_of_another_version_than_expected_is_refused(api, kind):
     path, document = f"/v1/{kind.path}", DOCUMENTS[kind][0]
 
-    async def put(version: str) -> httpx.Response:
+    async def put(version):
         return await api.put(path, json=document, params=ME, headers={"if-match": version})
 
     assert (await put('"1"')).status_code == 412

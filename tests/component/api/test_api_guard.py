@@ -1,7 +1,5 @@
 """Which names in the Host header the API answers to."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 
@@ -21,9 +19,7 @@ from osrdyne.testing.fakes.inspector import FakeInspector
         ("0.0.0.0", ("osrdyne",), "osrdyne", "evil.example"),
     ],
 )
-async def test_loopback_and_allowed_names_are_answered(
-    address: str, allowed: tuple[str, ...], answered: str, refused: str
-) -> None:
+async def test_loopback_and_allowed_names_are_answered(address, allowed, answered, refused):
     """An open address without allowed names answers to all."""
     app = create_app(FakeInspector(), Metrics(), version="1", allowed_hosts=hosts_of(address, allowed))
     hosts = dict.fromkeys(refused.split(), 421) | dict.fromkeys(answered.split(), 200)

@@ -1,7 +1,5 @@
 """Every key survives its way through a URL, exactly once decoded."""
 
-from __future__ import annotations
-
 import asyncio
 from urllib.parse import quote, quote_plus, urlencode
 
@@ -22,27 +20,27 @@ def request(*, query: str = "", key: str = "") -> Request:
 
 
 @given(KEYS)
-def test_any_key_survives_the_path_and_the_query_in_both_styles(key: str) -> None:
+def test_any_key_survives_the_path_and_the_query_in_both_styles(key):
     assert asyncio.run(path_key(request(key=quote(key, safe="")))) == key
     for encoded in (quote(key, safe=""), quote_plus(key)):
         assert asyncio.run(query_key(request(query=f"x=1&key={encoded}"))) == key
 
 
 @given(st.sets(KEYS))
-def test_repeated_keys_are_a_set_or_nothing(keys: set[str]) -> None:
+def test_repeated_keys_are_a_set_or_nothing(keys):
     query = urlencode([("key", key) for key in keys])
     assert asyncio.run(query_keys(request(query=query))) == (keys or None)
 
 
 @given(st.lists(KEYS, min_size=1) | st.just([f"infra={number},timetable={number}" for number in range(100)]))
-def test_keys_of_the_reference_client_are_all_asked_for(keys: list[str]) -> None:
+def test_keys_of_the_reference_client_are_all_asked_for(keys):
     joined = ",".join(quote(key, safe="") for key in keys)
     asked = asyncio.run(status_keys(request(query=f"keys={joined}")))
     assert asked is not None
     assert set(keys) <= asked
 
 
-def test_encoded_name_of_the_parameter_is_the_same_parameter() -> None:
+def test_encoded_name_of_the_parameter_is_the_same_parameter():
     # The audit decodes names: a second key that the endpoint does not see would be in the record of the change.
     assert asyncio.run(query_key(request(query="%6Bey=a"))) == "a"
     with pytest.raises(InvalidKeyError, match="has 2"):

@@ -1,9 +1,5 @@
 """The queues of keys over HTTP, over a fake pool: life cycle, registry, Atom feed. No socket."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree as xml
 
@@ -27,7 +23,7 @@ SHOWN = {"Discoverability": "Public", "EnqueueTimeout": "PT10S", "MaxMessageAge"
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[httpx.AsyncClient]:
+async def api():
     app = create_app(FakeInspector(), Metrics(), version="1.2.3")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
         yield client
@@ -37,7 +33,7 @@ async def create(api: httpx.AsyncClient, key: str, **elements: object) -> httpx.
     return await api.post("/v1/queues", json=elements, params={**ME, "key": key})
 
 
-async def test_queue_is_created_renewed_and_removed(api: httpx.AsyncClient) -> None:
+async def test_queue_is_created_renewed_and_removed(api):
     headers, queue = {"content-type": "application/json"}, {**ME, "key": "a/b"}
     for method in ("GET", "PUT", "DELETE"):
         unknown = await api.request(method, "/v1/queue", params=queue, headers=headers)
@@ -68,10 +64,8 @@ async def test_queue_is_created_renewed_and_removed(api: httpx.AsyncClient) -> N
     ],
     ids=["whole answer", "elements", "values", "another length", "computed"],
 )
-async def test_effective_policy_is_a_proposal_of_a_renewal(
-    api: httpx.AsyncClient, sent: Callable[[dict[str, Any]], object]
-) -> None:
-    def values(answer: dict[str, Any]) -> dict[str, object]:
+async def test_effective_policy_is_a_proposal_of_a_renewal(api, sent):
+    def values(answer):
         return {name: one["value"] for name, one in answer["elements"].items()}
 
     created = (await create(api, "a", MaxMessageSize=1, EnqueueTimeout="PT20S")).json()
@@ -81,7 +75,7 @@ async def test_effective_policy_is_a_proposal_of_a_renewal(
     assert "MaxQueueLength" in dict(proposal) or values(renewed.json()) == values(created)
 
 
-async def test_renewal_that_changes_what_is_computed_or_unknown_is_refused(api: httpx.AsyncClient) -> None:
+async def test_renewal_that_changes_what_is_computed_or_unknown_is_refused(api):
     await create(api, "a")
     for document, places in (
         ({"MaxQueueCapacity": 5}, ["MaxQueueCapacity"]),
@@ -94,11 +88,11 @@ async def test_renewal_that_changes_what_is_computed_or_unknown_is_refused(api: 
         assert (answer.status_code, [one["path"] for one in answer.json()["problems"]]) == (422, places)
 
 
-def test_answers_with_an_effective_policy_have_only_members_that_a_proposal_may_have() -> None:
+def test_answers_with_an_effective_policy_have_only_members_that_a_proposal_may_have():
     assert {*Queue.model_fields, *KeyPolicy.model_fields} <= ANSWER
 
 
-async def test_registry_has_pages_and_json_comes_first_where_both_are_accepted(api: httpx.AsyncClient) -> None:
+async def test_registry_has_pages_and_json_comes_first_where_both_are_accepted(api):
     keys = ["a", "b/c", "d e"]
     for key in keys:
         await create(api, key)
@@ -110,7 +104,7 @@ async def test_registry_has_pages_and_json_comes_first_where_both_are_accepted(a
     assert found == keys
 
 
-async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api: httpx.AsyncClient) -> None:
+async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api):
     for key in ["a\x01<", "b"]:
         await create(api, key, Discoverability="Public", MaxMessageAge="PT1M30.5S")
     answer = await api.get("/v1/queues?limit=1", headers={"accept": "application/atom+xml"})
@@ -118,7 +112,7 @@ async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api: httpx.As
     feed = xml.fromstring(answer.content)
     assert [name for name in ("id", "title", "updated", "author") if feed.find(f"{ATOM}{name}") is None] == []
 
-    def links(element: xml.Element) -> dict[str | None, str | None]:
+    def links(element):
         return {link.get("rel"): link.get("href") for link in element.findall(f"{ATOM}link")}
 
     key = quote("a\x01<")
@@ -139,7 +133,7 @@ QUEUE_POLICY = f'<QueuePolicy xmlns="{POLICY[1:-1]}">{{}}</QueuePolicy>'
 SENT_ATOM = {"content-type": "application/atom+xml;type=entry;charset=utf-8"}
 
 
-async def test_effective_policy_in_xml_is_a_proposal_of_a_renewal(api: httpx.AsyncClient) -> None:
+async def test_effective_policy_in_xml_is_a_proposal_of_a_renewal(api):
     url, text = (
         "/v1/queues?key=a&author=me",
         "<EnqueueTimeout>PT20S</EnqueueTimeout><MaxMessageSize>9000</MaxMessageSize>",
@@ -178,15 +172,13 @@ async def test_effective_policy_in_xml_is_a_proposal_of_a_renewal(api: httpx.Asy
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_wrong_entry_is_refused_with_its_place(
-    api: httpx.AsyncClient, content: str | bytes, place: str | None
-) -> None:
+async def test_wrong_entry_is_refused_with_its_place(api, content, place):
     answer = await api.post("/v1/queues?key=a&author=me", content=content, headers=SENT_ATOM)
     (problem,) = answer.json()["problems"]
     assert (answer.status_code, problem["path"] or None) == (422, place)
 
 
-def test_who_may_discover_a_queue() -> None:
+def test_who_may_discover_a_queue():
     """Public needs no claim at all."""
     callers = (Claim.MANAGE, Claim.LISTEN, Claim.SEND, None)
     levels = (
@@ -198,9 +190,7 @@ def test_who_may_discover_a_queue() -> None:
         assert seen == list(callers[:number]), level
 
 
-async def test_sender_sees_what_the_policy_of_each_queue_allows(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sender_sees_what_the_policy_of_each_queue_allows(api, monkeypatch):
     await create(api, "managers")
     await create(api, "public", Discoverability="Public")
     await create(api, "senders/a", Discoverability="ManagersListenersSenders")

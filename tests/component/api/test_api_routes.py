@@ -1,12 +1,9 @@
 """The HTTP API over a fake pool: answers, odd keys, refusals. No socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -46,7 +43,7 @@ PATIENCE = 120.0
 
 
 @pytest.fixture(autouse=True)
-def _no_log_output() -> Iterator[None]:
+def _no_log_output():
     with structlog.testing.capture_logs():
         yield
 
@@ -128,7 +125,7 @@ def running(pool: FakeInspector, *keys: str) -> None:
         pool.group_views[Key(key)] = group_view(Key(key), worker_view(Key(key), f"w{number}"))
 
 
-async def test_status_is_by_worker_id_or_raw_key(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+async def test_status_is_by_worker_id_or_raw_key(api, pool):
     """The reference client joins encoded keys with commas, the reference server repeats the parameter."""
     key, k = "infra=42,timetable=24", Key("k")
     running(pool, key)
@@ -160,7 +157,7 @@ async def test_groups_are_listed_and_tell_state_reason_and_what_comes_next(api, 
 
 
 @pytest.mark.parametrize("where", ["query", "path"])
-async def test_every_key_works(api: httpx.AsyncClient, pool: FakeInspector, where: str) -> None:
+async def test_every_key_works(api, pool, where):
     """The path cannot have `.` and `..`: clients resolve them."""
     for key in ODD_KEYS if where == "query" else [key for key in ODD_KEYS if key not in {".", ".."}]:
         pool.group_views.clear()
@@ -196,7 +193,7 @@ async def test_group_is_stopped_and_unpinned_by_post_but_not_by_one_that_a_web_p
     assert (await api.get("/v1/groups/k")).json()["state"] == "stopping"
 
 
-async def test_logs_are_the_last_lines_without_secrets(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+async def test_logs_are_the_last_lines_without_secrets(api, pool):
     pool.log_lines[Key("k")] = {"w1": ("one", "two", "to amqp://u:hidden@h")}
     answer = await api.get("/v1/groups/k/logs?lines=2")
     assert answer.json()["workers"] == {"w1": ["two", "to amqp://u:***@h"]}
@@ -297,7 +294,7 @@ async def test_wrong_request_is_refused_with_a_code(api):
 MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}
 
 
-async def test_change_of_routes_shows_the_priorities_that_it_adds(api: httpx.AsyncClient) -> None:
+async def test_change_of_routes_shows_the_priorities_that_it_adds(api):
     answer = (await api.put("/v1/routes", json=MANIFEST, params=ME)).json()
     assert (answer["added_priorities"], answer["removed_priorities"], answer["pending"]) == ([2], [], {})
     [version] = (await api.get("/v1/routes/history", params={"manifests": "false"})).json()["versions"]
@@ -307,7 +304,7 @@ async def test_change_of_routes_shows_the_priorities_that_it_adds(api: httpx.Asy
     assert (refused.status_code, len(refused.json()["problems"])) == (422, 101)
 
 
-async def test_text_of_the_document_is_read_and_errors_have_their_place(api: httpx.AsyncClient) -> None:
+async def test_text_of_the_document_is_read_and_errors_have_their_place(api):
     places = {
         b'{"routes": {\n  "r": ]}}': (2, 8),
         b"routes:\n  r: FROM / INTO $upstream": (1, 1),

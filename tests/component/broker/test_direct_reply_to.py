@@ -1,7 +1,5 @@
 """Answers to direct reply-to addresses have a connection of their own, which an odd address may end."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -60,13 +58,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench():
     return Bench()
 
 
 @pytest.mark.proves("hostile/forged-direct-reply-address")
 @pytest.mark.parametrize("is_old", [False, True], ids=["new connection", "old connection"])
-async def test_forged_address_is_tried_once_and_costs_its_connection_only(bench: Bench, is_old: bool) -> None:
+async def test_forged_address_is_tried_once_and_costs_its_connection_only(bench, is_old):
     before = [b"x"] if is_old else []
     for body in before:
         await bench.direct.publish(Message(body), CALLER)
@@ -77,7 +75,7 @@ async def test_forged_address_is_tried_once_and_costs_its_connection_only(bench:
     assert (bench.received, len(bench.opened)) == ([*before, b"x"], 2)
 
 
-async def test_answer_is_sent_again_when_its_connection_is_lost_before_or_while_it_answers(bench: Bench) -> None:
+async def test_answer_is_sent_again_when_its_connection_is_lost_before_or_while_it_answers(bench):
     await bench.direct.publish(Message(b"1"), CALLER)
     bench.opened[0].cut()
     bench.losses = 3
@@ -86,8 +84,8 @@ async def test_answer_is_sent_again_when_its_connection_is_lost_before_or_while_
     assert (sending.done(), bench.received, len(bench.opened)) == (True, [b"1", b"2"], 5)
 
 
-async def test_only_the_first_answer_to_an_address_goes_by_itself(bench: Bench) -> None:
-    async def take_a_second(command: Command) -> None:
+async def test_only_the_first_answer_to_an_address_goes_by_itself(bench):
+    async def take_a_second(command):
         if command == ("publish", CALLER, False):
             await bench.clock.sleep(1.0)
 
@@ -101,10 +99,10 @@ async def test_only_the_first_answer_to_an_address_goes_by_itself(bench: Bench) 
     assert all(sent.done() for sent in (second, *later))
 
 
-async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench: Bench) -> None:
+async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench):
     await bench.direct.publish(Message(b"0"), CALLER)
 
-    async def end_while_they_are_under_way(command: Command) -> None:
+    async def end_while_they_are_under_way(command):
         if command == ("publish", CALLER, False) and len(bench.opened) == 1:
             await bench.clock.sleep(1.0)
         await bench._end(command)
@@ -119,13 +117,13 @@ async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench: B
 
 
 @pytest.mark.proves("broker/node-leaves-cluster-rabbitmq")
-async def test_address_that_becomes_invalid_is_refused_and_not_another_one_in_flight(bench: Bench) -> None:
+async def test_address_that_becomes_invalid_is_refused_and_not_another_one_in_flight(bench):
     """The node of a client leaves the cluster while the first reply to another client is in flight."""
     left = f"{CALLER}-of-a-node-that-left"
     bench.broker.declare_queue(left, {})
     await bench.direct.publish(Message(), left)
 
-    async def end_while_the_first_reply_is_in_flight(command: Command) -> None:
+    async def end_while_the_first_reply_is_in_flight(command):
         if command == ("publish", CALLER, False) and len(bench.opened) == 1:
             await bench.clock.sleep(2.0)
             raise BrokerInternalError("INTERNAL_ERROR")  # as every publish in flight gets it
@@ -143,8 +141,8 @@ async def test_address_that_becomes_invalid_is_refused_and_not_another_one_in_fl
 
 
 @pytest.mark.parametrize("opens", [True, False], ids=["being opened", "refused"])
-async def test_no_connection_is_open_after_the_end(bench: Bench, opens: bool) -> None:
-    async def open_later() -> Connection:
+async def test_no_connection_is_open_after_the_end(bench, opens):
+    async def open_later():
         connection = await bench.open()
         await bench.clock.sleep(1.0)
         return connection
@@ -161,11 +159,11 @@ async def test_no_connection_is_open_after_the_end(bench: Bench, opens: bool) ->
 
 
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")
-async def test_answers_fail_together_when_connections_are_refused_for_too_long(bench: Bench) -> None:
+async def test_answers_fail_together_when_connections_are_refused_for_too_long(bench):
     """No connection is opened before the next attempt is due."""
     attempts = []
 
-    async def refuse() -> Connection:
+    async def refuse():
         attempts.append(bench.clock.monotonic())
         raise BrokerUnavailableError("away")
 
@@ -178,7 +176,7 @@ async def test_answers_fail_together_when_connections_are_refused_for_too_long(b
 
 @pytest.mark.parametrize("refusal", [BrokerUnavailableError("away"), BrokerAccessError("too many connections")])
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")
-async def test_answer_waits_while_connections_are_refused(bench: Bench, refusal: BrokerError) -> None:
+async def test_answer_waits_while_connections_are_refused(bench, refusal):
     bench.refusal = refusal
     [sending] = bench.send(b"x")
     await bench.clock.advance(PATIENCE / 2)
@@ -187,7 +185,7 @@ async def test_answer_waits_while_connections_are_refused(bench: Bench, refusal:
     assert (sending.done(), bench.received) == (True, [b"x"])
 
 
-async def test_question_does_not_wait_for_a_connection(bench: Bench) -> None:
+async def test_question_does_not_wait_for_a_connection(bench):
     bench.refusal = BrokerUnavailableError("away")
     [sending] = bench.send(b"x")
     await bench.clock.advance(1.0)
@@ -199,7 +197,7 @@ async def test_question_does_not_wait_for_a_connection(bench: Bench) -> None:
     assert await bench.direct.has_consumer(CALLER)
 
 
-async def test_question_for_an_address_does_no_harm(bench: Bench) -> None:
+async def test_question_for_an_address_does_no_harm(bench):
     """It is never asked on the connection of requests: also RabbitMQ 4.3 ends one that asks for a forged address."""
     requests = await bench.open()
     guarded = await guarded_channel(requests, bench.open, clock=bench.clock)
@@ -210,7 +208,7 @@ async def test_question_for_an_address_does_no_harm(bench: Bench) -> None:
     assert not requests.is_closed
 
 
-async def test_only_answers_to_direct_addresses_leave_the_channel(bench: Bench) -> None:
+async def test_only_answers_to_direct_addresses_leave_the_channel(bench):
     connection = await bench.open()
     bench.broker.declare_queue("replies", {})
     guarded = GuardedChannel(await connection.channel(confirms=True), bench.direct)
@@ -222,22 +220,22 @@ async def test_only_answers_to_direct_addresses_leave_the_channel(bench: Bench) 
 
 @pytest.mark.parametrize(("version", "connections"), [("3.10.8", 2), ("4.2.1", 2), ("4.3.0", 1), ("4.10.0", 1)])
 async def test_version_that_takes_any_address_needs_no_second_connection_for_answers(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, version: str, connections: int
-) -> None:
+    bench, monkeypatch, version, connections
+):
     monkeypatch.setattr(FakeConnection, "server_version", version)
     guarded = await guarded_channel(await bench.open(), bench.open, clock=bench.clock)
     await guarded.publish(Message(b"1"), exchange="", routing_key=CALLER)
     assert (bench.received, len(bench.opened)) == ([b"1"], connections)
 
 
-async def test_refusal_of_another_publish_costs_the_channel_and_not_the_connection(bench: Bench) -> None:
+async def test_refusal_of_another_publish_costs_the_channel_and_not_the_connection(bench):
     """RabbitMQ reports it to one of the publishes in flight. The others find a closed channel."""
     connection = await bench.open()
     guarded = await guarded_channel(connection, bench.open, clock=bench.clock, reopens=True)
     closed = asyncio.create_task(guarded.wait_closed())
     bench.broker.declare_queue("replies", {})
 
-    async def refuse(command: Command) -> None:
+    async def refuse(command):
         if command.name != "publish":
             return
         bench.opened[-1].channels[-1].end(ChannelAccessRefused(None, None))

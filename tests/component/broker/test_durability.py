@@ -14,7 +14,6 @@ from osrdyne.broker.queues.durability import DELETE_AFTER, TIDY_AFTER, QueueDura
 from osrdyne.errors import BrokerConflictError, BrokerSilentError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import leading
 
 A, B = Key("a"), Key("b")
@@ -61,7 +60,7 @@ class Scratch:
 
 
 @pytest.fixture
-def scratch() -> Scratch:
+def scratch():
     return Scratch()
 
 
@@ -80,7 +79,7 @@ async def running(scratch: Any, clock: VirtualClock) -> AsyncIterator[QueueDurab
 
 
 @pytest.mark.proves("broker/rabbitmq-killed-right-queue")
-async def test_durability_queue_makes_the_broker_persist_other_queues(scratch: Scratch) -> None:
+async def test_durability_queue_makes_the_broker_persist_other_queues(scratch):
     """A name that RabbitMQ remembers from a moment ago would not; an earlier leader or a broken channel may have left
     either of them."""
     register = register_over(scratch)
@@ -91,7 +90,7 @@ async def test_durability_queue_makes_the_broker_persist_other_queues(scratch: S
     assert scratch.asked == [*FIRST, *ONE_AGAIN, *TWO, *FIRST]
 
 
-async def test_queue_that_came_goes_a_moment_later(scratch: Scratch, clock: VirtualClock) -> None:
+async def test_queue_that_came_goes_a_moment_later(scratch, clock):
     """Not at once: the binding that has waited for it would wait for the deletion as well."""
     async with running(scratch, clock) as register:
         scratch.asked.clear()
@@ -102,7 +101,7 @@ async def test_queue_that_came_goes_a_moment_later(scratch: Scratch, clock: Virt
         assert scratch.asked == ["declare p-register-2", "delete p-register-2"]
 
 
-async def test_single_key_is_declared_and_persisted_over_one_channel(scratch: Scratch, clock: VirtualClock) -> None:
+async def test_single_key_is_declared_and_persisted_over_one_channel(scratch, clock):
     async with running(scratch, clock) as register:
         assert scratch.asked == [*FIRST[:4], *FIRST_OF_A_SINGLE_KEY]
         scratch.asked.clear()
@@ -120,7 +119,7 @@ async def test_single_key_is_declared_and_persisted_over_one_channel(scratch: Sc
 
 
 @pytest.fixture
-async def begun(scratch: Scratch) -> QueueDurability:
+async def begun(scratch):
     """One that has had its first turn."""
     register = register_over(scratch)
     await register.persist()
@@ -128,13 +127,13 @@ async def begun(scratch: Scratch) -> QueueDurability:
     return register
 
 
-async def test_queues_declared_meanwhile_share_the_next_declaration(scratch: Scratch, begun: QueueDurability) -> None:
+async def test_queues_declared_meanwhile_share_the_next_declaration(scratch, begun):
     await asyncio.gather(*(begun.wait_persisted(Key(f"{number}")) for number in range(10)))
     await begun.wait_persisted(Key("1"))
     assert scratch.asked == ONE_AGAIN
 
 
-async def test_queue_declared_during_a_declaration_needs_the_next_one(scratch: Scratch, begun: QueueDurability) -> None:
+async def test_queue_declared_during_a_declaration_needs_the_next_one(scratch, begun):
     scratch.go_on.clear()
     async with asyncio.TaskGroup() as group:
         group.create_task(begun.persist())
@@ -147,7 +146,7 @@ async def test_queue_declared_during_a_declaration_needs_the_next_one(scratch: S
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-async def test_new_queue_is_bound_once_it_is_persisted(clock: VirtualClock, broker: FakeBroker, failures: int) -> None:
+async def test_new_queue_is_bound_once_it_is_persisted(clock, broker, failures):
     """A refused turn is repeated, together with the declaration before it."""
     refuse(broker, BrokerConflictError("LOCKED"), ("declare", "pool-register-4", False), times=failures)
     async with leading(clock, broker=broker) as stack:
@@ -157,7 +156,7 @@ async def test_new_queue_is_bound_once_it_is_persisted(clock: VirtualClock, brok
     assert done == [*["pool-req-a"] * failures, "pool-req-a", "pool-register-4", "pool-req-a"]
 
 
-async def test_worker_of_a_new_key_starts_while_its_queue_is_persisted(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_worker_of_a_new_key_starts_while_its_queue_is_persisted(clock, broker):
     hold(broker, ("declare", "pool-register-1", False))
     async with leading(clock, broker=broker) as stack:
         stack.require(A)
@@ -165,7 +164,7 @@ async def test_worker_of_a_new_key_starts_while_its_queue_is_persisted(clock: Vi
         assert (stack.running("a"), stack.is_bound("a")) == (1, False)
 
 
-async def test_deletion_of_a_queue_is_persisted(clock: VirtualClock) -> None:
+async def test_deletion_of_a_queue_is_persisted(clock):
     async with leading(clock) as stack:
         stack.require(A)
         while stack.broker.count("delete", "pool-req-a") == 0:
@@ -176,9 +175,7 @@ async def test_deletion_of_a_queue_is_persisted(clock: VirtualClock) -> None:
 
 
 @pytest.mark.proves("broker/rabbitmq-3-10-still")
-async def test_next_leader_persists_before_it_binds_and_tidies_up_later(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_next_leader_persists_before_it_binds_and_tidies_up_later(clock, broker):
     """Not at once: RabbitMQ may still declare it for the killed leader, and would end the connection of this one."""
     async with leading(clock, broker=broker) as stack:
         stack.require(A)
@@ -196,7 +193,7 @@ async def test_next_leader_persists_before_it_binds_and_tidies_up_later(
     assert done == of_this_term
 
 
-async def test_failed_deletion_of_what_a_leader_left_costs_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_failed_deletion_of_what_a_leader_left_costs_no_term(clock, broker):
     async with leading(clock, broker=broker) as stack:
         refuse(broker, BrokerSilentError("no answer in time"), ("delete", "pool-register-5", False))
         await clock.advance(TIDY_AFTER + 10.0)

@@ -1,7 +1,5 @@
 """The connections of a standby or leader: one that is lost, and the end of all. In virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -39,9 +37,7 @@ def are_closed(session: LeaderSession) -> list[bool]:
 
 @pytest.mark.parametrize("purpose", ["leader", "publisher", "consumer"])
 @pytest.mark.proves("controller/standby-loses-one-connections")
-async def test_standby_without_a_connection_does_not_lead(
-    clock: VirtualClock, broker: FakeBroker, purpose: str
-) -> None:
+async def test_standby_without_a_connection_does_not_lead(clock, broker, purpose):
     """Its term would end at once, and requests would wait until the next one begins."""
     connections: list[FakeConnection] = []
     async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker)) as leader:
@@ -60,7 +56,7 @@ async def test_standby_without_a_connection_does_not_lead(
     assert previous == first
 
 
-async def test_cancelled_wait_for_the_token_leaves_no_task(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_cancelled_wait_for_the_token_leaves_no_task(clock, broker):
     async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker)) as leader:
         await leader.acquire()
         async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker)) as standby:
@@ -74,7 +70,7 @@ async def test_cancelled_wait_for_the_token_leaves_no_task(clock: VirtualClock, 
 
 
 @pytest.mark.proves("controller/rabbitmq-answer-leader-standby")
-async def test_cancelled_close_closes_every_connection(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_cancelled_close_closes_every_connection(clock, broker):
     """An open one would keep the token, and no daemon would lead."""
     session = await open_silently(clock, broker)
     closing = asyncio.create_task(session.close())
@@ -86,9 +82,7 @@ async def test_cancelled_close_closes_every_connection(clock: VirtualClock, brok
 
 @pytest.mark.parametrize("leads", [False, True], ids=["standby", "leader that has lost the token"])
 @pytest.mark.proves("controller/rabbitmq-answer-leader-standby")
-async def test_connections_that_stay_open_are_given_up_together(
-    clock: VirtualClock, broker: FakeBroker, leads: bool
-) -> None:
+async def test_connections_that_stay_open_are_given_up_together(clock, broker, leads):
     session = await open_silently(clock, broker)
     if leads:
         _, token = await session.acquire()

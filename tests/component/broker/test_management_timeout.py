@@ -1,7 +1,5 @@
 """The limit of a call of RabbitMQ's HTTP API, against a server that answers slowly."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 
@@ -17,7 +15,7 @@ LIMIT = 0.2
 
 
 @pytest.mark.proves("broker/answer-management-api-comes")
-async def test_listing_that_is_too_late_has_more_time_at_the_next_attempt() -> None:
+async def test_listing_that_is_too_late_has_more_time_at_the_next_attempt():
     """With thousands of queues RabbitMQ may need longer for it than any other call may take."""
     clock, asked = VirtualClock(), 0
 
@@ -46,7 +44,7 @@ class Trickle(httpx.AsyncByteStream):
 
 
 @pytest.mark.proves("broker/answer-management-api-comes")
-async def test_answer_that_comes_byte_by_byte_is_too_late() -> None:
+async def test_answer_that_comes_byte_by_byte_is_too_late():
     """Each byte comes in time, and the whole answer does not."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Trickle()))
     async with ManagementClient(BrokerSettings(management_timeout=LIMIT), transport=transport) as management:

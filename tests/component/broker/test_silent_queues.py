@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,6 @@ from osrdyne.broker.publishing.isolation import FORGET_AFTER, FRESH, MAX_UNCONFI
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.stack import Stack
 
 SILENT = BrokerSilentError("RabbitMQ did not answer in time.")
 TIMEOUT, HELD_UP = 30.0, 65.0
@@ -107,7 +105,7 @@ class HeldChannel:
 
 
 @pytest.fixture
-async def node(clock: VirtualClock) -> AsyncIterator[Node]:
+async def node(clock):
     node = Node(clock)
     yield node
     for task in node.tasks:
@@ -121,7 +119,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("alive", "is_silence"), [(True, True), (False, False)], ids=["queue", "connection"])
-async def test_silence_is_distinguished_from_a_lost_connection(node: Node, alive: bool, is_silence: bool) -> None:
+async def test_silence_is_distinguished_from_a_lost_connection(node, alive, is_silence):
     node.without_leader.add("a")
     node.shared._free_at = node.clock.monotonic() + (0.0 if alive else 10 * HELD_UP)
     node.publish("a", b"1")
@@ -131,7 +129,7 @@ async def test_silence_is_distinguished_from_a_lost_connection(node: Node, alive
 
 
 @pytest.mark.proves("broker/queue-leader-too-many")
-async def test_queue_without_a_leader_holds_up_no_other(node: Node) -> None:
+async def test_queue_without_a_leader_holds_up_no_other(node):
     node.without_leader |= {"a", "b"}
     node.publish("a", b"1")
     node.publish("b", b"2")
@@ -142,7 +140,7 @@ async def test_queue_without_a_leader_holds_up_no_other(node: Node) -> None:
     assert set(node.errors) == {b"1", b"2"}
 
 
-async def test_isolated_publishes_leave_half_of_the_channels_free(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_isolated_publishes_leave_half_of_the_channels_free(node, monkeypatch):
     """Messages without a free channel fail, together with those behind them. More would end the connection."""
     monkeypatch.setattr(isolation, "PLACE_TIMEOUT", 0.0)
     node.max_channels = 8
@@ -156,7 +154,7 @@ async def test_isolated_publishes_leave_half_of_the_channels_free(node: Node, mo
     assert {type(error) for error in node.errors.values()} == {BrokerSilentError}
 
 
-async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(node: Node) -> None:
+async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(node):
     """Else they would overtake it, if the queue had its leader again in between."""
     node.without_leader.add("a")
     node.publish("a", b"1", b"2", b"3")
@@ -170,7 +168,7 @@ async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(node: Node
     assert [body for _, body in node.taken] == [b"1", b"2", b"3"]
 
 
-async def test_queue_that_loses_its_leader_under_load_gets_a_few_messages_at_most(node: Node) -> None:
+async def test_queue_that_loses_its_leader_under_load_gets_a_few_messages_at_most(node):
     """With 32 of them unconfirmed, RabbitMQ would hold up the whole connection. Repeats go on one channel of their
     own."""
     node.publish("a", b"first", b"second")
@@ -190,14 +188,14 @@ async def test_queue_that_loses_its_leader_under_load_gets_a_few_messages_at_mos
     assert (len(node.shared.sent), len(node.channels)) == (sent, opened)
 
 
-async def test_confirm_that_is_not_fresh_opens_the_shared_channel_for_nothing(node: Node) -> None:
+async def test_confirm_that_is_not_fresh_opens_the_shared_channel_for_nothing(node):
     for body in numbered(3):
         node.publish("a", body)
         await node.clock.advance(2 * FRESH)
     assert (node.shared.sent, len(node.channels), len(node.taken)) == ([], 1, 3)
 
 
-async def test_refused_message_leaves_its_channel_to_the_next(node: Node) -> None:
+async def test_refused_message_leaves_its_channel_to_the_next(node):
     node.refuses = True
     with pytest.raises(PublishRefusedError):
         await node.publisher.publish(Message(body=b"1"), exchange="", routing_key="a")
@@ -206,7 +204,7 @@ async def test_refused_message_leaves_its_channel_to_the_next(node: Node) -> Non
     assert (node.taken, len(node.channels)) == ([("a", b"2")], 1)
 
 
-async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(node: Node) -> None:
+async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(node):
     node.blocks_at_open = True
     node.publish("a", b"1")
     await node.clock.advance(10 * HELD_UP)
@@ -217,7 +215,7 @@ async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(node:
     assert node.taken == [("a", b"1")]
 
 
-async def test_unneeded_channels_are_closed(node: Node) -> None:
+async def test_unneeded_channels_are_closed(node):
     node.without_leader.add("a")
     running = asyncio.create_task(node.publisher.run())
     node.publish("a", b"1")
@@ -231,13 +229,11 @@ async def test_unneeded_channels_are_closed(node: Node) -> None:
 
 
 @pytest.mark.proves("broker/queue-leader-too-many")
-async def test_queue_that_confirms_nothing_holds_up_its_own_key_only(
-    stack: Stack, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_that_confirms_nothing_holds_up_its_own_key_only(stack, clock, monkeypatch):
     publisher = stack.term._session.publisher
     publish, silent = publisher.publish, True
 
-    async def publish_or_not(message: Message, **where: Any) -> None:
+    async def publish_or_not(message, **where):
         if silent and where["routing_key"] == "a":
             raise SILENT
         await publish(message, **where)

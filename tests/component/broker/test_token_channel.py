@@ -1,14 +1,12 @@
 """The token channel on a broker in memory: the lease, and a token that comes back late."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from osrdyne.amqp import Delivery, Message
+from osrdyne.amqp import Delivery
 from osrdyne.broker.leadership.token import RENEW_EVERY, TOKEN_TIMEOUT, Token, TokenChannel
 from osrdyne.broker.session import LeaderSession
 from osrdyne.errors import LeadershipLostError
@@ -51,7 +49,7 @@ async def leading_token(broker: FakeBroker, clock: VirtualClock) -> AsyncIterato
 
 
 @pytest.mark.proves("controller/process-leader-stopped-continues")
-async def test_answer_that_is_read_late_does_not_prove_the_lead(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_answer_that_is_read_late_does_not_prove_the_lead(clock, broker):
     """lifecycle: lease. As after SIGSTOP: RabbitMQ has answered, and has given the token to another daemon since."""
     pings = Pings(broker, clock)
     async with leading_token(broker, clock) as token:
@@ -67,16 +65,14 @@ async def test_answer_that_is_read_late_does_not_prove_the_lead(clock: VirtualCl
         assert pings.count == 2
 
 
-async def test_token_that_comes_back_just_too_late_is_no_unexpected_error(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_token_that_comes_back_just_too_late_is_no_unexpected_error(clock, broker, monkeypatch):
     """It is read after the time is over, and before the tasks of the term have ended."""
     async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker)) as session:
         _, own = await session.token.acquire()
         token = session.token
 
-        async def come_back_late(message: Message) -> None:
-            def arrive() -> None:
+        async def come_back_late(message):
+            def arrive():
                 assert token._consumer is not None
                 token._consumer.put(Delivery(token._channel, 99, "", "", False, message.body, message.properties()))
 
@@ -91,12 +87,12 @@ async def test_token_that_comes_back_just_too_late_is_no_unexpected_error(
         assert [type(one) for one in error.exceptions] == [LeadershipLostError]
 
 
-async def test_message_of_another_daemon_is_not_the_renewed_token(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_message_of_another_daemon_is_not_the_renewed_token(clock, broker):
     """It arrives while the leader waits for its own. Taken for that, it would end the token that the leader holds."""
     released = asyncio.Event()
     queue = PoolNames(POOL).leader_queue
 
-    async def hold_token(command: Command) -> None:
+    async def hold_token(command):
         if command == ("publish", queue, False):
             await released.wait()
 

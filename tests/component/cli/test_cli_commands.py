@@ -1,7 +1,5 @@
 """Commands without a daemon, or with one whose answers are made up; and failures: one line and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -34,8 +32,8 @@ Run = Callable[..., Ran]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys) -> Run:
-    def run(*arguments: str, stdin: str = "") -> Ran:
+def run(monkeypatch, capsys):
+    def run(*arguments, stdin=""):
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         code = execute([*arguments], debug=False)
         return Ran(code, *capsys.readouterr())
@@ -100,7 +98,7 @@ def test_check_config_shows_values_with_origin_and_no_secret_and_warns_of_misspe
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("app", ["osrdyne_worker.pipelines.sql:app", "elsewhere:app"])
-def test_check_config_warns_of_the_configuration_of_an_own_application_elsewhere(run: Run, app: str) -> None:
+def test_check_config_warns_of_the_configuration_of_an_own_application_elsewhere(run, app):
     assignments = ("--set", f"worker.app={app}", "--set", 'worker.config={"dataset": []}')
     shown = run("check-config", *assignments)
     assert (shown.code, "worker.config.dataset" in shown.err) == (0, app.startswith("osrdyne"))
@@ -271,7 +269,7 @@ def test_check_tells_every_error_with_its_place(run, command, document, places):
 @pytest.mark.parametrize(
     ("command", "document"), [("routes", MANIFEST), ("splitter", RULES), ("profiles", '{"profiles": [{"match": "a"}]}')]
 )
-def test_apply_sends_the_document_with_its_author(run: Run, daemon: Daemon, command: str, document: str) -> None:
+def test_apply_sends_the_document_with_its_author(run, daemon, command, document):
     _, out, err = run(command, "apply", "-", "--author", "you", stdin=document)
     assert daemon.sent == [(f"/v1/{command}", json.loads(document), {"author": "you", "if_match": None})]
     said = out + err
@@ -435,7 +433,7 @@ def test_circuits_are_shown_with_their_ratios_and_closed_by_hash_or_route_or_all
     assert circuits.sent == [(f"/v1/circuits/{one}/status", *wanted) for one in closed]
 
 
-def test_exit_code_of_capacity_says_whether_a_load_fits_also_one_of_a_file(run: Run) -> None:
+def test_exit_code_of_capacity_says_whether_a_load_fits_also_one_of_a_file(run):
     fits = run("capacity", *["--rate", "277/min", "--events", "2.5", "--store", "store-s1"])
     assert (fits.code, "99.7 %" in fits.out) == (0, True)
     full = run("capacity", *["--rate", "720/min", "--store", "store-s1"])

@@ -1,7 +1,5 @@
 """A memory or disk alarm of RabbitMQ in the components of a daemon that does not lead."""
 
-from __future__ import annotations
-
 import asyncio
 from unittest.mock import Mock, PropertyMock
 
@@ -11,7 +9,6 @@ from osrdyne.broker.session import LeaderSession
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeConnection, connect_to
-from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import POOL, leading, settings_for
 
 
@@ -22,9 +19,7 @@ def alarms(state: DaemonState, clock: VirtualClock) -> list[tuple[bool, bool]]:
 
 
 @pytest.mark.proves("broker/memory-disk-alarm")
-async def test_leader_and_standby_name_an_alarm_as_long_as_it_lasts(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leader_and_standby_name_an_alarm_as_long_as_it_lasts(clock, broker, monkeypatch):
     async with (
         leading(clock) as stack,
         LeaderSession(settings_for(), clock=clock, connect=connect_to(broker)) as standby,
@@ -40,10 +35,8 @@ async def test_leader_and_standby_name_an_alarm_as_long_as_it_lasts(
 
 
 @pytest.mark.proves("broker/memory-disk-alarm")
-async def test_daemon_that_an_alarm_keeps_from_connecting_is_not_ready(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def hold_publishes(command: Command) -> None:
+async def test_daemon_that_an_alarm_keeps_from_connecting_is_not_ready(clock, broker, monkeypatch):
+    async def hold_publishes(command):
         if command.name == "publish":
             await asyncio.Event().wait()
 

@@ -1,10 +1,7 @@
 """What the daemon answers beside its work: the reload of a group's data on request, and `explain`."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,14 +11,11 @@ from managed_pool import REST, managing
 from osrdyne.daemon.inspector import MAX_RELOADS, DaemonInspector
 from osrdyne.errors import PoolConflictError
 from osrdyne.ingress import explain
-from osrdyne.ingress.conditions import Sample
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.pool.views import ReloadOutcome
 from osrdyne.protocol.activity import RELOADS_FIELD, Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import Stack, leading
+from osrdyne.testing.fakes.stack import leading
 
 A = Key("a")
 
@@ -36,7 +30,7 @@ class Watched(DaemonInspector):
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+async def stack(clock, broker):
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")
         await clock.settle()
@@ -45,13 +39,11 @@ async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]
 
 
 @pytest.fixture
-def inspector(stack: Stack) -> Watched:
+def inspector(stack):
     return inspector_of(stack, Watched)
 
 
-async def test_outcome_of_each_worker_is_found_without_polling_it_all_the_time_until_the_time_limit(
-    stack: Stack, inspector: Watched
-) -> None:
+async def test_outcome_of_each_worker_is_found_without_polling_it_all_the_time_until_the_time_limit(stack, inspector):
     waiting = asyncio.create_task(inspector.reload_group(A, timeout=600))
     await stack.clock.advance(120.0)
     assert not waiting.done()
@@ -67,7 +59,7 @@ async def test_outcome_of_each_worker_is_found_without_polling_it_all_the_time_u
     assert inspector.checks < 20
 
 
-async def test_number_of_reloads_that_are_waited_for_is_limited(stack: Stack, inspector: Watched) -> None:
+async def test_number_of_reloads_that_are_waited_for_is_limited(stack, inspector):
     waiting = [asyncio.create_task(inspector.reload_group(A, timeout=30)) for _ in range(MAX_RELOADS)]
     await stack.clock.settle()
     with pytest.raises(PoolConflictError):
@@ -79,13 +71,11 @@ async def test_number_of_reloads_that_are_waited_for_is_limited(stack: Stack, in
     assert {one.outcome for task in waiting for one in await task} == {ReloadOutcome.UNKNOWN}
 
 
-async def test_thousands_of_routes_are_explained_in_a_thread(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_thousands_of_routes_are_explained_in_a_thread(clock, broker, monkeypatch):
     """A condition that is undefined is parsed once more, to name the part without a value."""
     threads = set()
 
-    def undefined_part(text: str, sample: Sample) -> str:
+    def undefined_part(text, sample):
         threads.add(threading.current_thread().name)
         return "level"
 

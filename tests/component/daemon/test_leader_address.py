@@ -1,7 +1,5 @@
 """Where a standby sends who asks it, and who goes there by itself."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -58,15 +56,13 @@ class Standby(DaemonInspector):
     ],
     ids=["another", "none", "itself before", "no answer", "slow"],
 )
-async def test_standby_knows_the_leader_that_has_announced_itself(
-    monkeypatch: pytest.MonkeyPatch, announced: str | Exception | None, after: float, leader: str | None
-) -> None:
+async def test_standby_knows_the_leader_that_has_announced_itself(monkeypatch, announced, after, leader):
     if after:
         monkeypatch.setattr(osrdyne.daemon.inspector, "FIND_TIMEOUT", 0.01)
     assert await Standby(announced, after=after).leader() == leader
 
 
-async def test_announced_address_is_found_and_the_last_one_counts() -> None:
+async def test_announced_address_is_found_and_the_last_one_counts():
     management = FakeManagement(FakeBroker(SystemClock()))
     address = LeaderAddress(management, pool="p", own=lambda: "http://two:2")
     for value in (None, 1, "http://h", {"api": 5}, []):
@@ -77,7 +73,7 @@ async def test_announced_address_is_found_and_the_last_one_counts() -> None:
     assert await address.find() == "http://two:2"
 
 
-def test_leader_on_another_hosts_loopback_is_not_asked() -> None:
+def test_leader_on_another_hosts_loopback_is_not_asked():
     here, there = "http://127.0.0.1:4242", "http://standby:4242"
     asked = [(REMOTE, REMOTE), (here, LOCAL), ("http://[::1]:4242", "http://localhost:1"), (here, REMOTE)]
     others = [(there, LOCAL), (there, "http://[::1]:1"), (REMOTE, "ftp://leader"), (REMOTE, None)]

@@ -1,9 +1,6 @@
 """broker: reattached-consumers: RabbitMQ before 4.0 delivers nothing to a consumer whose queue was declared again."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,9 +11,8 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command as ControlCommand
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack
 
 NAMES = PoolNames(POOL)
@@ -25,14 +21,12 @@ QUEUES = (NAMES.orphan_queue, NAMES.dead_letter_queue, NAMES.activity_queue, NAM
 
 
 @pytest.fixture
-def version() -> str:
+def version():
     return "3.10.8"
 
 
 @pytest.fixture
-async def stack(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, version: str
-) -> AsyncIterator[Stack]:
+async def stack(clock, broker, monkeypatch, version):
     """A leader whose term a test may end."""
     monkeypatch.setattr(FakeConnection, "server_version", version)
     stack = make_stack(clock, broker=broker)
@@ -71,9 +65,7 @@ async def publish(broker: FakeBroker, queue: str) -> None:
 
 @pytest.mark.parametrize("queue", QUEUES)
 @pytest.mark.proves("broker/controller-queue-declared-again")
-async def test_consumer_that_gets_nothing_ends_the_term(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, queue: str
-) -> None:
+async def test_consumer_that_gets_nothing_ends_the_term(stack, clock, broker, queue):
     await clock.advance(60.0)
     assert not stack.task.done()
     declare_again(stack, queue)
@@ -90,9 +82,9 @@ async def test_consumer_that_gets_nothing_ends_the_term(
 
 @pytest.mark.parametrize(("version", "asks"), [("3.10.8", True), ("4.0.0", False)])
 async def test_messages_that_wait_for_a_busy_consumer_end_no_term_and_a_newer_rabbitmq_is_not_asked(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, asks: bool
-) -> None:
-    async def hold_bind(command: Command) -> None:
+    stack, clock, broker, asks
+):
+    async def hold_bind(command):
         if command.name == "bind" and not command.done:
             await asyncio.Event().wait()
 
@@ -107,12 +99,10 @@ async def test_messages_that_wait_for_a_busy_consumer_end_no_term_and_a_newer_ra
 
 @pytest.mark.parametrize(("version", "waits"), [("3.10.8", True), ("4.0.0", False)])
 @pytest.mark.proves("broker/request-queue-declared-again")
-async def test_deleted_request_queue_is_declared_after_its_consumers_are_cancelled(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, waits: bool
-) -> None:
+async def test_deleted_request_queue_is_declared_after_its_consumers_are_cancelled(stack, clock, broker, waits):
     queue, declared_at = NAMES.request_queue(Key("a")), list[float]()
 
-    async def note(command: Command) -> None:
+    async def note(command):
         if command.name == "declare" and command.target == queue and not command.done:
             declared_at.append(clock.monotonic())
 
@@ -129,9 +119,7 @@ async def test_deleted_request_queue_is_declared_after_its_consumers_are_cancell
 
 @pytest.mark.parametrize(("version", "asked"), [("3.10.8", 1), ("4.0.0", 0)])
 @pytest.mark.proves("broker/request-queue-declared-again")
-async def test_workers_of_a_queue_that_lost_its_binding_connect_again(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, asked: int
-) -> None:
+async def test_workers_of_a_queue_that_lost_its_binding_connect_again(stack, clock, broker, asked):
     """Another program may have declared the queue again, with consumers that get nothing."""
     await stack.publish("a")
     await clock.advance(1.0)
@@ -150,9 +138,7 @@ async def test_workers_of_a_queue_that_lost_its_binding_connect_again(
     ids=["no worker has it", "a worker reports it", "later version"],
 )
 @pytest.mark.proves("broker/request-queue-declared-again")
-async def test_workers_that_do_not_get_what_rabbitmq_delivers_connect_again(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, works: bool, asked: int
-) -> None:
+async def test_workers_that_do_not_get_what_rabbitmq_delivers_connect_again(stack, clock, broker, works, asked):
     """Asked within ten seconds, and once: a client that is no worker may hold the request."""
     watch_control(broker)
     await stack.publish("a", b"1")

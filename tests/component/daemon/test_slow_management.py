@@ -1,7 +1,5 @@
 """RabbitMQ's HTTP API does not answer: no term ends, and the leader goes on with what it knows."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator
@@ -12,9 +10,7 @@ import pytest
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import LifecycleSettings, PoolSettings
 from osrdyne.errors import ManagementUnavailableError
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import connect_to
-from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack, settings_for
 
 pytestmark = pytest.mark.proves("broker/management-api-fails")
@@ -37,7 +33,7 @@ async def beginning(stack: Stack) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-async def test_term_waits_for_the_api_unless_the_daemon_is_to_stop(clock: VirtualClock, stops: bool) -> None:
+async def test_term_waits_for_the_api_unless_the_daemon_is_to_stop(clock, stops):
     stack = make_stack(clock, settings=SETTINGS)
     stack.management.available = False
     async with beginning(stack):
@@ -55,10 +51,10 @@ async def test_term_waits_for_the_api_unless_the_daemon_is_to_stop(clock: Virtua
         assert (stack.leading.is_set(), stack.waiting("a")) == (True, [b"1"])
 
 
-async def test_no_call_that_fails_once_ends_the_term(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_no_call_that_fails_once_ends_the_term(clock, broker):
     failed: set[str] = set()
 
-    async def fail_first(command: Command) -> None:
+    async def fail_first(command):
         if command.name in calls and command.name not in failed:
             failed.add(command.name)
             raise ManagementUnavailableError("too late")
@@ -74,7 +70,7 @@ async def test_no_call_that_fails_once_ends_the_term(clock: VirtualClock, broker
     assert {"list_queues", "list_bindings", "get_policy", "put_policy", "get_global_parameter"} <= failed
 
 
-async def test_leader_goes_on_without_the_api(clock: VirtualClock) -> None:
+async def test_leader_goes_on_without_the_api(clock):
     async with leading(clock, settings=SETTINGS) as stack:
         await stack.publish("a", b"1")
         await clock.advance(1.0)
@@ -89,9 +85,7 @@ async def unavailable() -> int | None:
     raise ManagementUnavailableError("too late")
 
 
-async def test_term_of_a_token_is_used_if_the_announced_one_is_unknown_and_an_earlier_leader_outwaited(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_term_of_a_token_is_used_if_the_announced_one_is_unknown_and_an_earlier_leader_outwaited(clock, broker):
     heartbeat, terms = SETTINGS.broker.leader_heartbeat, []
     for _ in range(2):
         async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker), last_term=unavailable) as session:

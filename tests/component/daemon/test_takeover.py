@@ -1,17 +1,12 @@
 """What a new leader does first, where it finds many groups: a real leader in virtual time."""
 
-from __future__ import annotations
-
-import pytest
-
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.daemon.term import REPORTS_AT_ONCE
 from osrdyne.protocol.control import Command as ControlCommand
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, leading, settings_for
 
 NAMES = PoolNames(POOL)
@@ -20,7 +15,7 @@ SLOW = 20.0
 FOUND = [Key(f"found{number:02}") for number in range(40)]
 
 
-async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(clock: VirtualClock) -> None:
+async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(clock):
     """RabbitMQ is slow to take what the leader asks of thousands of groups."""
     broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)
     async with leading(clock, broker=broker, driver=driver) as stack:
@@ -29,7 +24,7 @@ async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(c
         await clock.advance(1.0)
     under_way = 0
 
-    async def be_slow(command: Command) -> None:
+    async def be_slow(command):
         nonlocal under_way
         if command.name == "publish" and command.target == NAMES.control_exchange and not command.done:
             under_way += 1
@@ -50,9 +45,7 @@ async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(c
         assert [one.command for one in asked if one is not None] == len(FOUND) * [ControlCommand.RESUME]
 
 
-async def test_new_key_is_planned_before_the_last_of_many_groups_that_were_found(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_new_key_is_planned_before_the_last_of_many_groups_that_were_found(clock, monkeypatch):
     """Groups that need a worker again; their planning takes turns with everything else."""
     monkeypatch.setattr("osrdyne.pool.workers.loop.PLANNED_AT_ONCE", 1)
     broker, settings = FakeBroker(clock), settings_for(LifecycleSettings(max_concurrent_starts=1000, max_groups=1000))

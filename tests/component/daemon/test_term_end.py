@@ -1,19 +1,15 @@
 """How a term ends on request: in order, and with every worker of the pool where that was asked for."""
 
-from __future__ import annotations
-
 import asyncio
 
 from osrdyne.daemon.term import StopRequest
-from osrdyne.drivers.base import Instance, WorkerSpec
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, leading, make_stack
 
 
-async def test_stop_leaves_workers_queues_and_requests_in_place_for_the_next_leader(clock: VirtualClock) -> None:
+async def test_stop_leaves_workers_queues_and_requests_in_place_for_the_next_leader(clock):
     broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)
     for _ in range(3):
         async with leading(clock, broker=broker, driver=driver) as stack:
@@ -26,7 +22,7 @@ async def test_stop_leaves_workers_queues_and_requests_in_place_for_the_next_lea
     assert (driver.count("start"), stack.waiting("a")) == (1, [b"1"] * 3)
 
 
-async def test_stop_with_workers_ends_every_worker_of_the_pool(clock: VirtualClock) -> None:
+async def test_stop_with_workers_ends_every_worker_of_the_pool(clock):
     """Also one that is just being started."""
     stack = make_stack(clock)
     stack.stop = StopRequest(asyncio.Event(), stop_workers=True)
@@ -37,7 +33,7 @@ async def test_stop_with_workers_ends_every_worker_of_the_pool(clock: VirtualClo
     landing = asyncio.Event()
     start = stack.driver.start
 
-    async def land_in_spite_of_a_cancellation(spec: WorkerSpec) -> Instance:
+    async def land_in_spite_of_a_cancellation(spec):
         """As a call in a thread does."""
         try:
             await landing.wait()

@@ -1,7 +1,5 @@
 """The threads of the Docker driver with an engine that the test controls: shared pulls, events that break."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """The circuit breaker against an independent model, in 10,000 random sequences; tests/unit tries a few of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from circuit_model import run_sequence
@@ -13,7 +11,7 @@ from osrdyne.ingress.circuits.state import CircuitState
 SEQUENCES = 10_000
 
 
-def test_ten_thousand_sequences_are_as_in_the_model() -> None:
+def test_ten_thousand_sequences_are_as_in_the_model():
     reached: Counter[CircuitState] = Counter()
 
     @settings(max_examples=SEQUENCES, suppress_health_check=[HealthCheck.too_slow])

@@ -4,12 +4,10 @@ After each step, and when everything has come to rest, nothing may be wrong: see
 A failure is shown as the shortest history that has it. `OSRDYNE_HISTORIES` says how many there are (`make histories`).
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
@@ -40,7 +38,7 @@ def portions(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[MemoryLoop]:
+def loop():
     """One event loop for all histories, and no logs: a million warnings would help no reader."""
     logs, threshold = structlog.get_config(), gc.get_threshold()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -81,7 +79,7 @@ async def _live_through(history: Sequence[Step], pool: Pool, *, patches: Sequenc
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", portions(COUNT // len(Pool)))
 @pytest.mark.parametrize("pool", Pool)
-def test_history_of_faults_loses_nothing_and_leaves_nothing(loop: MemoryLoop, pool: Pool, count: int) -> None:
+def test_history_of_faults_loses_nothing_and_leaves_nothing(loop, pool, count):
     @settings(SETTINGS, max_examples=count, derandomize=ALWAYS_THE_SAME)
     @given(HISTORIES_OF_POOLED if pool is Pool.POOLED else HISTORIES)
     def check(history: list[Step]) -> None:
@@ -91,7 +89,7 @@ def test_history_of_faults_loses_nothing_and_leaves_nothing(loop: MemoryLoop, po
 
 
 @pytest.mark.parametrize("manner", ["frozen", "idle"])
-def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop: MemoryLoop, manner: str) -> None:
+def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop, manner):
     history = [BY_NAME[f"next worker is {manner}"], BY_NAME["send plain a"]]
     patches = [left_out("osrdyne.pool.workers.liveness.WorkerLiveness.check")]
     assert Fault.NO_OUTCOME in live_through(loop, history, Pool.NARROW, patches=patches)
@@ -99,7 +97,7 @@ def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop: Memor
 
 
 @pytest.mark.parametrize("name", ["delbound", "edge", "fwd"])
-def test_search_finds_what_a_broken_decision_does(loop: MemoryLoop, name: str) -> None:
+def test_search_finds_what_a_broken_decision_does(loop, name):
     [breaks] = [variant.breaks for variant in VARIANTS if variant.name == name]
 
     @settings(SETTINGS, max_examples=400, phases=[Phase.generate], database=None, derandomize=True)

@@ -4,15 +4,13 @@ They go through the real session, term, loops and processors, and through the re
 worker, on a broker in memory. `tests/integration/test_hostile_wire.py` sends some to a real RabbitMQ.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -76,17 +74,17 @@ CONSUMED = ("pool-orphan", "pool-dl", "pool-activity", "pool-cancel", "pool-prog
 
 
 @pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
+def runner():
     with asyncio.Runner() as runner:
         yield runner
 
 
 @pytest.fixture
-def log() -> Iterator[list[dict[str, Any]]]:
+def log():
     """Every event, after it has been written out as JSON and for a terminal."""
     before, events = structlog.get_config(), []
 
-    def keep(_: object, level: str, event: dict[str, Any]) -> str:
+    def keep(_, level, event):
         events.append({"level": level, **event})
         structlog.dev.ConsoleRenderer(colors=False)(None, level, dict(event))
         return str(structlog.processors.JSONRenderer()(None, level, event)).encode().decode()
@@ -186,7 +184,7 @@ def refused(stack: Stack) -> int:
 
 @pytest.mark.proves("controller/leader-queue-holds-something", "hostile/hostile-messages-any-queue")
 @pytest.mark.timeout(600)
-def test_leader_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dict[str, Any]]) -> None:
+def test_leader_is_unharmed_by_any_message(runner, log):
     @SETTINGS
     @given(NUMBERS)
     @example([60759659])  # equals a dead letter at the delivery limit
@@ -304,8 +302,8 @@ class WorkerBench:
 
 @pytest.mark.proves("hostile/hostile-messages-any-queue")
 @pytest.mark.timeout(600)
-def test_worker_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dict[str, Any]]) -> None:
-    async def suffer_as_worker(messages: Sequence[HostileMessage]) -> dict[str, object]:
+def test_worker_is_unharmed_by_any_message(runner, log):
+    async def suffer_as_worker(messages):
         async with asyncio.TaskGroup() as group:
             with ThreadPoolExecutor(1) as threads:
                 return await WorkerBench(group, threads).suffer(messages, log)
@@ -340,9 +338,7 @@ def naive_report(*, routing_key: str, headers: Mapping[str, Any], body: bytes) -
     ],
     ids=["hops", "reason", "report"],
 )
-def test_leader_that_believes_what_it_reads_is_found_out_and_goes_on(
-    runner: asyncio.Runner, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, target: str, naive: Any
-) -> None:
+def test_leader_that_believes_what_it_reads_is_found_out_and_goes_on(runner, log, monkeypatch, target, naive):
     monkeypatch.setattr(f"osrdyne.processors.{target}", naive)
     wrong = runner.run(suffer([hostile_message(number, keys=KEYS) for number in range(400)], log))
     assert "tracebacks" in wrong

@@ -5,8 +5,6 @@ something happens at the first of them, in the next run at the second, and so on
 an outcome, no busy worker was stopped, and nothing is left over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
@@ -163,7 +161,7 @@ async def live_through(history: History, event: str, number: int) -> bool:
         for event in events
     ],
 )
-async def test_no_request_is_lost_with_any_event_at_any_step(history: History, event: str) -> None:
+async def test_no_request_is_lost_with_any_event_at_any_step(history, event):
     for number in itertools.count(1):
         if not await live_through(history, event, number):
             break

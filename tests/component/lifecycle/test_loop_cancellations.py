@@ -4,8 +4,6 @@ A history is run again and again, and each time the leader dies one step later: 
 broker, or before its answer arrives. `test_interleavings` kills it at each step of its work.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable
@@ -65,7 +63,7 @@ class World(PoolWorld):
         return leading(self.clock, broker=self.broker, driver=self.driver, settings=QUICK)
 
 
-async def test_leader_killed_at_any_step_of_its_take_over_loses_nothing() -> None:
+async def test_leader_killed_at_any_step_of_its_take_over_loses_nothing():
     for number in itertools.count(1):
         world = World()
         async with world.following() as earlier:
@@ -91,7 +89,7 @@ async def test_leader_killed_at_any_step_of_its_take_over_loses_nothing() -> Non
     assert number > 50
 
 
-async def test_terms_never_repeat_however_take_overs_end() -> None:
+async def test_terms_never_repeat_however_take_overs_end():
     """lifecycle: token-queue: and there is never no token."""
     for number in range(1, 60):
         world, terms = World(), list[int]()
@@ -106,10 +104,10 @@ async def test_terms_never_repeat_however_take_overs_end() -> None:
         assert terms == sorted(set(terms)), f"killed at step {number}"
 
 
-async def test_error_at_any_command_of_the_broker_ends_the_term_and_leaves_no_task() -> None:
+async def test_error_at_any_command_of_the_broker_ends_the_term_and_leaves_no_task():
     """Any fault but a refusal of one key's: the term ends as a whole, at once, with errors of ours only."""
 
-    def fail() -> None:
+    def fail():
         raise BrokerError("the broker says no")
 
     for number in itertools.count(1):

@@ -4,12 +4,10 @@ Each variant is named as in `tests/model/variants.toml`, where the model finds t
 net where two protect a request (lifecycle: settle), in both runs of a history; `breaks` is the broken decision, in one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -532,7 +530,7 @@ BY_NAME = pytest.mark.parametrize("variant", VARIANTS, ids=[variant.name for var
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world():
     world = World()
     yield world
     await world.close()
@@ -554,17 +552,17 @@ async def faults_of(world: World, history: History, patches: Sequence[Patch]) ->
 
 @pytest.mark.proves("broker/dead-letters-consumer")
 @BY_NAME
-async def test_history_with_a_broken_decision_loses_a_request(world: World, variant: Variant) -> None:
+async def test_history_with_a_broken_decision_loses_a_request(world, variant):
     assert variant.fault in await faults_of(world, variant.history, [*variant.given, *variant.breaks])
 
 
 @pytest.mark.proves("races/request-arrives-between-last")
 @BY_NAME
-async def test_same_history_with_the_real_decision_loses_no_request(world: World, variant: Variant) -> None:
+async def test_same_history_with_the_real_decision_loses_no_request(world, variant):
     assert await faults_of(world, variant.history, variant.given) == set()
     assert world.confirmed
 
 
-def test_variants_are_named_as_in_the_model() -> None:
+def test_variants_are_named_as_in_the_model():
     rows = tomllib.loads(MODEL.read_text("utf-8"))["run"]
     assert {variant.name for variant in VARIANTS} <= {row["name"] for row in rows}

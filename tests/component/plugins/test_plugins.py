@@ -1,7 +1,5 @@
 """The plugins of the tests, in a pytest of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path):
     """Run the tests of a file with the plugins; `records` are the durations of files on the reference machine."""
     (tmp_path / "tests").mkdir()
     records = {"floor": 1000.0, "files": {"tests/test_grown.py": 0.0}}
@@ -27,7 +25,7 @@ def run(tmp_path: Path) -> Run:
         "[pytest]\nmarkers =\n    nightly\n    timeout\n    rabbitmq4\n    one_rabbitmq\n"
     )
 
-    def run(text: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(text, *arguments, **variables):
         (tmp_path / "tests" / "test_grown.py").write_text(text)
         # Options of this run are not meant for that one.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "OSRDYNE"))}
@@ -74,11 +72,11 @@ def test_long(java): pass
         ("nightly", "test_long"),
     ],
 )
-def test_tier_follows_from_the_fixtures(run: Run, tier: str, name: str) -> None:
+def test_tier_follows_from_the_fixtures(run, tier, name):
     assert passed(run(TIERS, "-v", "--tier", tier)) == [name]
 
 
-def test_test_that_starts_a_process_without_the_fixture_fails(run: Run) -> None:
+def test_test_that_starts_a_process_without_the_fixture_fails(run):
     start = "import subprocess, sys\ndef test_it({}): subprocess.run([sys.executable, '-m', 'osrdyne_missing'])\n"
     result = run(start.format(""), "--tier", "test")
     assert result.returncode == 1
@@ -88,7 +86,7 @@ def test_test_that_starts_a_process_without_the_fixture_fails(run: Run) -> None:
     assert run(start.format("processes"), "--tier", "process").returncode == 0
 
 
-def test_tier_beyond_its_budget_fails_and_names_the_files_that_grew(run: Run, tmp_path: Path) -> None:
+def test_tier_beyond_its_budget_fails_and_names_the_files_that_grew(run, tmp_path):
     inner = "import durations\ndef test_it(): durations.calculation(1000)\n"
     assert run(inner, "--tier", "test").returncode == 0
     shrunk = "import durations\ndurations.BUDGETS['test'] = 0.0\n"
@@ -98,7 +96,7 @@ def test_tier_beyond_its_budget_fails_and_names_the_files_that_grew(run: Run, tm
     assert "tests/test_grown.py" in result.stdout.partition("What grew most:")[2]
 
 
-def test_all_targets_share_one_budget_of_second_runs(run: Run, tmp_path: Path) -> None:
+def test_all_targets_share_one_budget_of_second_runs(run, tmp_path):
     names = tmp_path / "reruns.txt"
     flaky = """
 import pytest
@@ -132,7 +130,7 @@ def test_expected_to_fail(): assert False
 """
 
 
-def test_run_with_hidden_tests_fails_and_names_them(run: Run) -> None:
+def test_run_with_hidden_tests_fails_and_names_them(run):
     result = run(HIDDEN)
     assert result.returncode == 1, result.stdout
     named = [line.split()[2] for line in result.stdout.splitlines() if line.startswith("NOT ALLOWED: ")]
@@ -150,7 +148,7 @@ def test_2_ends_the_run():
 """
 
 
-def test_failure_is_printed_before_the_run_ends(run: Run) -> None:
+def test_failure_is_printed_before_the_run_ends(run):
     result = run(KILLED)
     assert result.returncode < 0, "killed before its summary"
     assert "test_grown.py::test_1_fails: call failed after" in result.stdout

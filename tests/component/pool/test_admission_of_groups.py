@@ -1,16 +1,13 @@
 """Places under `max_groups`, with a real leader on a broker and a driver in memory, in virtual time."""
 
-from __future__ import annotations
-
 import pytest
 
-from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.config.models import LifecycleSettings
 from osrdyne.processors.requests.forwarding import CAPACITY_RETRY_AFTER
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 REPLIES = "replies"
@@ -22,7 +19,7 @@ def limits(**changes: object) -> LifecycleSettings:
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings():
     return settings_for(limits())
 
 
@@ -46,7 +43,7 @@ async def worker_is(stack: Stack, key: str, event: Event, **details: object) -> 
 
 
 @pytest.mark.proves("reference-defects/15-confirms-prefetch-back", "requests/more-keys-lifecycle-max")
-async def test_group_beyond_the_limit_waits_and_a_further_one_is_answered_capacity(stack: Stack) -> None:
+async def test_group_beyond_the_limit_waits_and_a_further_one_is_answered_capacity(stack):
     stack.broker.declare_queue(REPLIES, {})
     for key in "abc":
         await ask(stack, key)
@@ -57,7 +54,7 @@ async def test_group_beyond_the_limit_waits_and_a_further_one_is_answered_capaci
     assert (response.status, response.retry_after) == (Status.CAPACITY, CAPACITY_RETRY_AFTER)
 
 
-async def test_a_key_beyond_the_limit_is_answered_capacity(clock: VirtualClock) -> None:
+async def test_a_key_beyond_the_limit_is_answered_capacity(clock):
     async with leading(clock, settings=settings_for(limits(max_groups=10, max_distinct_keys=2))) as stack:
         for key in "abc":
             await ask(stack, key)
@@ -66,7 +63,7 @@ async def test_a_key_beyond_the_limit_is_answered_capacity(clock: VirtualClock) 
 
 
 @pytest.mark.proves("requests/more-keys-lifecycle-max")
-async def test_only_an_idle_group_makes_room_for_one_that_waits(stack: Stack, clock: VirtualClock) -> None:
+async def test_only_an_idle_group_makes_room_for_one_that_waits(stack, clock):
     await ask(stack, "a")
     await worker_is(stack, "a", Event.BUSY, in_flight=1)
     await ask(stack, "b")
@@ -78,7 +75,7 @@ async def test_only_an_idle_group_makes_room_for_one_that_waits(stack: Stack, cl
 
 
 @pytest.mark.proves("workers/worker-never-reports-request")
-async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is_empty(stack: Stack) -> None:
+async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is_empty(stack):
     await ask(stack, "a")
     delivery = await stack.take("a")
     await worker_is(stack, "a", Event.REQUEST_RECEIVED)
@@ -92,7 +89,7 @@ async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is
     assert stack.running("b") == 1
 
 
-async def test_pinned_group_makes_no_room(stack: Stack, clock: VirtualClock) -> None:
+async def test_pinned_group_makes_no_room(stack, clock):
     stack.pin(Key("a"))
     await clock.advance(1)
     await is_idle(stack, "a")
@@ -101,7 +98,7 @@ async def test_pinned_group_makes_no_room(stack: Stack, clock: VirtualClock) -> 
     assert (stack.running("a"), stack.running("b")) == (1, 0)
 
 
-async def test_a_request_keeps_a_group_that_was_asked_to_end(stack: Stack, clock: VirtualClock) -> None:
+async def test_a_request_keeps_a_group_that_was_asked_to_end(stack, clock):
     await ask(stack, "a")
     await is_idle(stack, "a")
     await clock.advance(10)
@@ -115,7 +112,7 @@ async def test_a_request_keeps_a_group_that_was_asked_to_end(stack: Stack, clock
 
 
 @pytest.mark.proves("requests/more-keys-lifecycle-max")
-async def test_group_that_waits_is_not_idle_and_ends_when_its_requests_are_gone(clock: VirtualClock) -> None:
+async def test_group_that_waits_is_not_idle_and_ends_when_its_requests_are_gone(clock):
     """Groups are idle after some seconds, long before one that waits gets a place."""
     settings = settings_for(limits(unbind_delay=5.0, stop_delay=5.0, resync_interval=10.0))
     async with leading(clock, settings=settings) as stack:

@@ -1,14 +1,11 @@
 """Groups get more workers and give them back: a real leader in virtual time."""
 
-from __future__ import annotations
-
 import pytest
 
 from osrdyne.config.models import LifecycleSettings, ScalingSettings, Settings
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 A = Key("a")
@@ -23,7 +20,7 @@ def scaled(**scaling: object) -> Settings:
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings():
     return scaled()
 
 
@@ -58,7 +55,7 @@ async def flood(stack: Stack) -> None:
         await stack.clock.advance(5.0)
 
 
-async def test_group_whose_requests_wait_gets_more_workers_and_gives_them_back(stack: Stack) -> None:
+async def test_group_whose_requests_wait_gets_more_workers_and_gives_them_back(stack):
     """A surplus worker that exited is no crash, and is not started again."""
     await flood(stack)
     assert sorted(worker.instance.slot for worker in stack.driver.workers_of(A)) == [0, 1, 2, 3]
@@ -73,7 +70,7 @@ async def test_group_whose_requests_wait_gets_more_workers_and_gives_them_back(s
     assert (stack.running("a"), exits, stack.driver.count("start")) == (1, 0, 4)
 
 
-async def test_idle_pool_asks_rabbitmq_for_no_listing(stack: Stack, clock: VirtualClock) -> None:
+async def test_idle_pool_asks_rabbitmq_for_no_listing(stack, clock):
     await stack.publish("a", b"1")
     await clock.advance(1.0)
     await all_ready(stack)
@@ -83,7 +80,7 @@ async def test_idle_pool_asks_rabbitmq_for_no_listing(stack: Stack, clock: Virtu
 
 
 @pytest.mark.proves("workers/worker-longer-needed-runs")
-async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> None:
+async def test_busy_workers_are_spared(stack, clock):
     await flood(stack)
     await all_ready(stack)
     serve_all(stack)
@@ -98,7 +95,7 @@ async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> Non
 
 @pytest.mark.parametrize("reports", [True, False], ids=["request-received", "started-only"])
 @pytest.mark.proves("workers/worker-never-reports-request")
-async def test_workers_that_never_report_completion_scale_by_their_queue(stack: Stack, reports: bool) -> None:
+async def test_workers_that_never_report_completion_scale_by_their_queue(stack, reports):
     await stack.publish("a", b"first")
     await stack.clock.advance(1.0)
     (worker,) = stack.driver.workers_of(A)
@@ -127,7 +124,7 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(stack: 
 
 
 @pytest.mark.parametrize("most", [1, 4])
-async def test_groups_that_are_over_are_forgotten(clock: VirtualClock, most: int) -> None:
+async def test_groups_that_are_over_are_forgotten(clock, most):
     async with leading(clock, settings=scaled(max=most)) as stack:
         for change in (stack.require, stack.retire):
             for number in range(20):

@@ -1,7 +1,5 @@
 """The RabbitMQ users of workers whose start is repeated: a real leader on fakes, in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Set
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -57,7 +55,7 @@ class FakeUsers(FakeManagement):
 
 
 @pytest.fixture(autouse=True)
-def users(monkeypatch: pytest.MonkeyPatch) -> FakeUsers:
+def users(monkeypatch):
     made = FakeUsers()
 
     def choose(
@@ -103,7 +101,7 @@ def lose_answers(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.proves("workers/platform-answer-start-worker")
-async def test_repeated_start_uses_the_user_of_the_attempt_before(stack: Stack, users: FakeUsers) -> None:
+async def test_repeated_start_uses_the_user_of_the_attempt_before(stack, users):
     for _ in range(200):
         stack.driver.fail_next_start(SILENT)
     await require(stack)
@@ -117,7 +115,7 @@ async def test_repeated_start_uses_the_user_of_the_attempt_before(stack: Stack, 
 
 
 @pytest.mark.proves("workers/platform-answer-start-worker")
-async def test_worker_whose_start_was_not_confirmed_keeps_its_user(stack: Stack, users: FakeUsers) -> None:
+async def test_worker_whose_start_was_not_confirmed_keeps_its_user(stack, users):
     """The second attempt finds the slot taken: by the worker of the first one, which uses the same user."""
     with pytest.MonkeyPatch.context() as patch:
         lose_answers(stack.driver, patch)
@@ -131,7 +129,7 @@ async def test_worker_whose_start_was_not_confirmed_keeps_its_user(stack: Stack,
     assert [entry.instance for entry in stack.instances_of(A)] == instances
 
 
-async def test_worker_that_has_ended_is_not_started_again_under_its_id(stack: Stack, users: FakeUsers) -> None:
+async def test_worker_that_has_ended_is_not_started_again_under_its_id(stack, users):
     stack.driver.fail_next_start(SILENT)
     await require(stack)
     await stack.clock.advance(3.0)
@@ -143,7 +141,7 @@ async def test_worker_that_has_ended_is_not_started_again_under_its_id(stack: St
     assert list(users.passwords) == users_of_workers(stack.driver)
 
 
-async def test_user_of_a_start_whose_slot_another_worker_has_is_deleted(stack: Stack, users: FakeUsers) -> None:
+async def test_user_of_a_start_whose_slot_another_worker_has_is_deleted(stack, users):
     stack.driver.fail_next_start(SILENT)
     stack.driver.fail_next_start(SlotTakenError("A container of that name exists."))
     await require(stack)

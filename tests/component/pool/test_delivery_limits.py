@@ -1,19 +1,15 @@
 """MaxDequeueRetries and MaxConcurrentReaders in the pool: a real leader in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 
 import pytest
 from managed_pool import change, managed, managing
 
-from osrdyne.broker.topology.policies import PolicySpec
-from osrdyne.config.models import ScalingSettings, Settings
+from osrdyne.config.models import ScalingSettings
 from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.pool.queues import delivery_limits
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
 
@@ -21,7 +17,7 @@ POLICY = "pool-limit-a"
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings():
     return managed()
 
 
@@ -46,7 +42,7 @@ def limits(broker: FakeBroker) -> dict[str, object]:
     }
 
 
-async def test_limit_of_a_key_lives_as_long_as_its_queue(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_limit_of_a_key_lives_as_long_as_its_queue(stack, clock, broker):
     await limit(stack, MaxDequeueRetries=2)
     assert POLICY not in broker.policies
     await start(stack, "a", "b")
@@ -61,9 +57,7 @@ async def test_limit_of_a_key_lives_as_long_as_its_queue(stack: Stack, clock: Vi
     assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 4})
 
 
-async def test_policy_of_a_key_has_all_of_the_pool_and_is_removed_by_the_next_leader(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_policy_of_a_key_has_all_of_the_pool_and_is_removed_by_the_next_leader(clock, broker):
     longer = {"route": "FROM /messages/* INTO $upstream", "timeToLiveSecs": 100_000}
     async with managing(clock, broker) as stack:
         await limit(stack, MaxDequeueRetries=2)
@@ -80,9 +74,7 @@ async def test_policy_of_a_key_has_all_of_the_pool_and_is_removed_by_the_next_le
 
 
 @pytest.mark.proves("managed/rabbitmq-s-http-api")
-async def test_management_that_fails_is_asked_again_and_a_policy_that_was_deleted_comes_back(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_management_that_fails_is_asked_again_and_a_policy_that_was_deleted_comes_back(stack, clock, broker):
     await limit(stack, MaxDequeueRetries=2)
     stack.management.available = False
     await start(stack, "a")
@@ -96,14 +88,12 @@ async def test_management_that_fails_is_asked_again_and_a_policy_that_was_delete
 
 
 @pytest.mark.parametrize("change", ["policy", "queue"])
-async def test_change_while_a_policy_is_written_counts(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+async def test_change_while_a_policy_is_written_counts(clock, broker, monkeypatch, change):
     written = asyncio.Event()
     async with managing(clock, broker) as stack:
         put = stack.management.put_policy
 
-        async def put_slowly(policy: PolicySpec) -> None:
+        async def put_slowly(policy):
             await put(policy)
             if policy.name == POLICY:
                 await written.wait()
@@ -124,9 +114,7 @@ async def test_change_while_a_policy_is_written_counts(
 
 
 @pytest.mark.proves("managed/more-200-keys-delivery")
-async def test_number_of_policies_is_bounded_and_shown(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_number_of_policies_is_bounded_and_shown(clock, broker, monkeypatch):
     monkeypatch.setattr(delivery_limits, "MAX_POLICIES", 2)
     async with managing(clock, broker) as stack:
         await limit(stack, "{any}", MaxDequeueRetries=2)
@@ -136,7 +124,7 @@ async def test_number_of_policies_is_bounded_and_shown(
         assert [stack.term.queues.limits.of(Key(key)) for key in "abc"].count(5) == 1
 
 
-async def test_group_has_no_more_workers_than_readers_are_allowed(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_group_has_no_more_workers_than_readers_are_allowed(clock, broker):
     base = managed()
     scaling = ScalingSettings.model_validate({"min": 3, "max": 3})
     settings = base.model_copy(update={"worker": base.worker.model_copy(update={"scaling": scaling})})

@@ -1,7 +1,5 @@
 """Groups with profiles: their workers, delays, and which workers a change replaces, in virtual time."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -12,9 +10,7 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.pool.routing.profiles import ProfileChange
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 BIG, SMALL = Key("big/1"), Key("small/1")
@@ -27,7 +23,7 @@ def settings_of(*profiles: dict[str, object]) -> Settings:
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings():
     return settings_of()
 
 
@@ -51,9 +47,7 @@ async def apply(stack: Stack, *profiles: dict[str, object]) -> ProfileChange:
     return changed
 
 
-async def test_worker_and_group_get_the_settings_of_their_profile(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
+async def test_worker_and_group_get_the_settings_of_their_profile(clock, broker, driver):
     delays = {"match": "small/{n}", "unbind_delay": "30s", "stop_delay": "20s"}
     settings = settings_of({"match": "big/{n}", "memory": "2GiB", "concurrency": 7}, delays)
     async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
@@ -69,9 +63,7 @@ async def test_worker_and_group_get_the_settings_of_their_profile(
         assert (driver.count("start"), driver.count("stop")) == (2, 1)
 
 
-async def test_next_leader_with_other_profiles_replaces_only_the_workers_that_they_change(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
+async def test_next_leader_with_other_profiles_replaces_only_the_workers_that_they_change(clock, broker, driver):
     async with leading(clock, broker=broker, driver=driver, settings=settings_of({"match": "{a}/{b}"})) as stack:
         await require(stack, BIG, SMALL)
     settings = settings_of({"match": "big/{n}", "concurrency": 2}, {"match": "{a}/{b}", "stop_delay": "1h"})
@@ -81,7 +73,7 @@ async def test_next_leader_with_other_profiles_replaces_only_the_workers_that_th
         assert len(driver.workers_of(SMALL)) == 1
 
 
-async def test_change_replaces_only_the_workers_of_groups_whose_settings_change(stack: Stack) -> None:
+async def test_change_replaces_only_the_workers_of_groups_whose_settings_change(stack):
     """The workers were started by this very leader."""
     await require(stack, BIG, SMALL)
     change = await apply(stack, {"match": "big/{n}", "concurrency": 2}, {"match": "small/{n}", "stop_delay": "1h"})
@@ -95,9 +87,7 @@ async def test_change_replaces_only_the_workers_of_groups_whose_settings_change(
     assert (stack.driver.count("start"), stack.driver.count("stop")) == (3, 0)
 
 
-async def test_stored_profiles_replace_those_of_the_configuration_until_they_are_cleared(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
+async def test_stored_profiles_replace_those_of_the_configuration_until_they_are_cleared(clock, broker, driver):
     settings = settings_of({"match": "big/{n}", "concurrency": 3})
     async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
         await apply(stack, {"match": "small/{n}", "concurrency": 4})
@@ -112,7 +102,7 @@ async def test_stored_profiles_replace_those_of_the_configuration_until_they_are
         assert (again.kept.version, stack.profile_of(SMALL).settings.worker.concurrency) == (3, 4)
 
 
-async def test_change_that_cannot_be_used_changes_nothing(stack: Stack) -> None:
+async def test_change_that_cannot_be_used_changes_nothing(stack):
     with pytest.raises(InvalidDocumentError, match=r"profiles\.1\.stop_delay"):
         await apply(stack, {"match": "a", "concurrency": 2}, {"match": "b", "stop_delay": "1s"})
     assert await stack.term.routing.profiles.current() is None
@@ -120,9 +110,7 @@ async def test_change_that_cannot_be_used_changes_nothing(stack: Stack) -> None:
 
 
 @pytest.mark.proves("workers/stored-profile-cannot-used")
-async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
-) -> None:
+async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(clock, broker, driver, settings):
     """Its `settle_delay` is longer than the `stop_delay` of the profile. The other profile counts."""
     async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
         await apply(stack, {"match": "big/{n}", "stop_delay": "15s"}, {"match": "small/{n}", "concurrency": 2})
@@ -137,7 +125,7 @@ async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
 
 
 @pytest.mark.proves("workers/profiles-changed-worker-group")
-async def test_group_whose_start_has_failed_starts_again_with_other_settings(stack: Stack, clock: VirtualClock) -> None:
+async def test_group_whose_start_has_failed_starts_again_with_other_settings(stack, clock):
     stack.driver.fail_next_start(StartFailedError("Spark needs more memory."))
     stack.require(BIG)
     await clock.advance(1.0)
@@ -147,7 +135,7 @@ async def test_group_whose_start_has_failed_starts_again_with_other_settings(sta
 
 
 @pytest.mark.proves("workers/profiles-changed-worker-group")
-async def test_change_while_a_worker_starts_replaces_it_afterwards(stack: Stack, clock: VirtualClock) -> None:
+async def test_change_while_a_worker_starts_replaces_it_afterwards(stack, clock):
     stack.driver.hang_starts()
     stack.require(BIG)
     await clock.advance(1.0)

@@ -1,7 +1,5 @@
 """Changed settings where an instance is a whole group, whose workers the platform replaces itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

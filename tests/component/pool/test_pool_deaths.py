@@ -1,7 +1,5 @@
 """Which deaths of workers a request was there for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,8 +16,6 @@ from osrdyne.pool.state.workers.crashes import (
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.stack import Stack
 
 A, B = Key("a"), Key("b")
 
@@ -28,7 +24,7 @@ def death(worker: str = "w") -> WorkerDeath:
     return WorkerDeath(worker, "exit code 9", None, 1.0, ())
 
 
-def test_death_belongs_to_the_requests_that_ran() -> None:
+def test_death_belongs_to_the_requests_that_ran():
     deaths = DeathRegister()
     deaths.note(A, death(), ("bad", "beside"))
     deaths.note(A, death(), ("bad",))
@@ -37,7 +33,7 @@ def test_death_belongs_to_the_requests_that_ran() -> None:
     assert deaths.of_request(A, "elsewhere") == deaths.of_request(B, "bad") == ()
 
 
-def test_key_that_dies_often_does_not_push_out_another() -> None:
+def test_key_that_dies_often_does_not_push_out_another():
     deaths = DeathRegister()
     deaths.note(B, death(), ("other",))
     for number in range(2 * MAX_DEATHS_OF_KEY):
@@ -49,9 +45,7 @@ def test_key_that_dies_often_does_not_push_out_another() -> None:
 
 
 @pytest.mark.parametrize("how", ["crashes", "is stopped"])
-async def test_worker_that_crashes_and_no_other_one_leaves_what_it_ran(
-    stack: Stack, clock: VirtualClock, how: str
-) -> None:
+async def test_worker_that_crashes_and_no_other_one_leaves_what_it_ran(stack, clock, how):
     await stack.publish("a")
     await clock.advance(1)
     await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
@@ -72,9 +66,7 @@ async def test_worker_that_crashes_and_no_other_one_leaves_what_it_ran(
     [({}, 9), ({"reason": "blocked by f", "requests": ["f00d"]}, 4), ({"refusal": {"code": 404}}, 1)],
     ids=["killed", "blocked", "refused"],
 )
-async def test_lines_of_an_ended_worker_are_there_when_its_successor_runs(
-    stack: Stack, clock: VirtualClock, details: dict[str, object], code: int
-) -> None:
+async def test_lines_of_an_ended_worker_are_there_when_its_successor_runs(stack, clock, details, code):
     await stack.publish("a")
     await clock.advance(1)
     (first,) = [worker.instance for worker in stack.driver.workers_of(A)]
@@ -88,7 +80,7 @@ async def test_lines_of_an_ended_worker_are_there_when_its_successor_runs(
     assert (ended.ended_with, ended.said) == (f"exit code {code}", details.get("reason"))
 
 
-def test_ended_workers_are_kept_within_limits() -> None:
+def test_ended_workers_are_kept_within_limits():
     ended = EndedWorkers()
     for slot in range(2 * MAX_ENDED_SLOTS):
         ended.note(A, slot, replace(death(f"w{slot}"), log_lines=("x" * 2 * MAX_LINE,) * 2 * PREVIOUS_LINES))

@@ -1,7 +1,5 @@
 """The driver of pooled workers in virtual time: its processes and the messages to them are played."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Iterator, Mapping
@@ -168,7 +166,7 @@ class TestPlacement:
         assert world.process_of(await world.start(Key("e"))) not in (first, last)
 
     @pytest.mark.proves("pooled/all-processes-full")
-    async def test_start_waits_while_all_processes_are_full_and_fails_in_the_end(self, clock: VirtualClock) -> None:
+    async def test_start_waits_while_all_processes_are_full_and_fails_in_the_end(self, clock):
         with world_of(clock, replace(RULES, keys_per_process=1, max_processes=1)) as world:
             full = await world.start(A)
             waiting = world.begin(B)
@@ -181,7 +179,7 @@ class TestPlacement:
             await clock.advance(RULES.start_timeout + 1)
             assert "worker.pooled.max_processes" in await fails(done(late), StartFailedError)
 
-    async def test_processes_of_old_settings_get_no_keys_and_end_when_empty(self, world: World) -> None:
+    async def test_processes_of_old_settings_get_no_keys_and_end_when_empty(self, world):
         old = await world.start(A)
         world.close()  # a leader that still led would end the processes of the other one's settings
         world.lead(term=4, spec_hash="changed")
@@ -204,7 +202,7 @@ class TestSpares:
                 await clock.advance(seconds)
                 assert len(world.running_processes()) == 2
 
-    async def test_empty_process_beyond_the_spares_ends_after_a_while(self, world: World, clock: VirtualClock) -> None:
+    async def test_empty_process_beyond_the_spares_ends_after_a_while(self, world, clock):
         await world.end(await world.start(A))
         await clock.advance(EMPTY_FOR - 15)
         assert len(world.running_processes()) == 1
@@ -212,7 +210,7 @@ class TestSpares:
         assert (world.running_processes(), world.backend.workers) == ([], {})
         assert len(world.link.released) == 1
 
-    async def test_spares_wait_for_real_starts(self, clock: VirtualClock) -> None:
+    async def test_spares_wait_for_real_starts(self, clock):
         with world_of(clock, replace(RULES, spares=2, keys_per_process=1), ready=False) as world:
             start = world.begin(A)
             await clock.advance(10.0)
@@ -270,7 +268,7 @@ class TestSpares:
 
     @pytest.mark.parametrize("accepted", [True, False])
     @pytest.mark.proves("pooled/process-ends-ready", "pooled/driver-accepts-process-full")
-    async def test_failing_starts_of_processes_back_off(self, clock: VirtualClock, accepted: bool) -> None:
+    async def test_failing_starts_of_processes_back_off(self, clock, accepted):
         """Each attempt creates a user in RabbitMQ, which is removed after the start time-out only."""
         with world_of(clock, replace(RULES, spares=1), ready=False) as world:
             for _ in range(600):
@@ -324,7 +322,7 @@ class TestChangeOfLeader:
         world.driver.begin_term(PlayedLink(world.network.ask, term=4))
         assert (await world.listed()).keys() == {A}
 
-    async def test_deposed_leader_uses_no_process_that_the_next_one_may_have_started(self, clock: VirtualClock) -> None:
+    async def test_deposed_leader_uses_no_process_that_the_next_one_may_have_started(self, clock):
         """lifecycle: pooled-late-process."""
         with world_of(clock, ready=False) as world:
             start = world.begin(A)
@@ -340,7 +338,7 @@ class TestChangeOfLeader:
 
     @pytest.mark.parametrize("seems", ["empty", "silent"])
     @pytest.mark.proves("pooled/deposed-leader-finds-process")
-    async def test_deposed_leader_ends_no_process(self, world: World, seems: str) -> None:
+    async def test_deposed_leader_ends_no_process(self, world, seems):
         """It answers the latest leader only, which may have placed a worker in it."""
         instance = await world.start(A)
         if seems == "empty":
@@ -379,7 +377,7 @@ class TestLostMessages:
 
     @pytest.mark.parametrize("kind", [Assign, Release, Forget])
     @pytest.mark.proves("pooled/command-process-lost-duplicated")
-    async def test_lost_question_is_repeated(self, world: World, kind: type) -> None:
+    async def test_lost_question_is_repeated(self, world, kind):
         left = [True] * 3
         world.network.lose = lambda question: isinstance(question, kind) and bool(left) and left.pop()
         await world.end(await world.within(6.0, world.driver.start(spec_of(A))))
@@ -437,7 +435,7 @@ class TestProcessEnds:
         assert [one.state for one in (await world.listed()).values()] == [InstanceState.EXITED] * 2
 
     @pytest.mark.proves("pooled/process-ends-killed-out")
-    async def test_end_of_a_process_ends_all_its_workers_with_its_exit(self, world: World, clock: VirtualClock) -> None:
+    async def test_end_of_a_process_ends_all_its_workers_with_its_exit(self, world, clock):
         instances = [await world.start(key) for key in (A, B, C)]
         other = await world.start(D)
         world.end_process(world.process_of(instances[0]))
@@ -452,7 +450,7 @@ class TestProcessEnds:
         assert len(world.backend.workers) == 1
 
     @pytest.mark.proves("api/viewer-one-key-asks")
-    async def test_logs_of_a_worker_never_hold_lines_of_another_key(self, world: World, clock: VirtualClock) -> None:
+    async def test_logs_of_a_worker_never_hold_lines_of_another_key(self, world, clock):
         """A process writes one log for all its keys, and a viewer may be limited to one of them."""
         a, b = await world.start(A), await world.start(B)
         process = world.process_of(a)
@@ -491,7 +489,7 @@ class TestProcessEnds:
         assert (await world.start(B)).state is InstanceState.RUNNING
 
     @pytest.mark.proves("pooled/requests-one-key-end")
-    async def test_key_whose_requests_ran_at_two_ends_gets_a_process_of_its_own(self, world: World) -> None:
+    async def test_key_whose_requests_ran_at_two_ends_gets_a_process_of_its_own(self, world):
         for _ in range(2):
             await die_together(world, A)
         culprit, innocent = await place_alone(world)
@@ -500,7 +498,7 @@ class TestProcessEnds:
         assert world.process_of(await world.start(A)) is world.process_of(innocent)
 
     @pytest.mark.proves("pooled/request-ends-each-process")
-    async def test_key_whose_suspect_ran_is_placed_alone_after_a_change_of_leader(self, world: World) -> None:
+    async def test_key_whose_suspect_ran_is_placed_alone_after_a_change_of_leader(self, world):
         """The second leader has not seen the first end: that the request is a suspect shows that there was one."""
         await die_together(world, A, B)
         world.close()
@@ -510,7 +508,7 @@ class TestProcessEnds:
         await place_alone(world)
 
     @pytest.mark.proves("pooled/jvm-process-ends-process")
-    async def test_key_whose_suspect_ran_when_the_jvm_was_lost_is_placed_alone(self, world: World) -> None:
+    async def test_key_whose_suspect_ran_when_the_jvm_was_lost_is_placed_alone(self, world):
         """Its worker ends first, and the process after it."""
         instances = [await world.start(key) for key in (A, B)]
         process = world.process_of(instances[0])
@@ -525,7 +523,7 @@ class TestProcessEnds:
         await place_alone(world)
 
     @pytest.mark.proves("pooled/more-keys-suspected-own")
-    async def test_suspects_for_which_no_process_is_left_share_one(self, world: World) -> None:
+    async def test_suspects_for_which_no_process_is_left_share_one(self, world):
         for key in (A, B, C):
             world.driver.deaths.blame(key)
         alone, *others = [world.process_of(await world.start(key)) for key in (A, B, C, D)]
@@ -533,7 +531,7 @@ class TestProcessEnds:
         assert len({id(other) for other in others}) == 1
 
     @pytest.mark.proves("pooled/process-become-ready")
-    async def test_process_that_does_not_become_ready_is_killed(self, clock: VirtualClock) -> None:
+    async def test_process_that_does_not_become_ready_is_killed(self, clock):
         with world_of(clock, replace(RULES, spares=1), ready=False) as world:
             await clock.advance(RULES.start_timeout - 5)
             [first] = world.running_processes()
@@ -592,7 +590,7 @@ class TestReplacement:
 
 class TestMemoryPressure:
     @pytest.mark.proves("pooled/host-cgroup-process-short")
-    async def test_spares_end_and_none_is_started_while_the_host_is_short_of_memory(self, clock: VirtualClock) -> None:
+    async def test_spares_end_and_none_is_started_while_the_host_is_short_of_memory(self, clock):
         with world_of(clock, replace(RULES, spares=1)) as world:
             process = world.process_of(await world.start(A))
             await clock.advance(5.0)
@@ -621,12 +619,12 @@ class TestMemoryPressure:
                 assert "worker.pooled.max_memory_used" in await fails(start, StartFailedError)
                 assert len(world.running_processes()) == 1
 
-    async def test_shortage_names_the_idle_workers_of_its_own_host_or_cgroup(self, clock: VirtualClock) -> None:
+    async def test_shortage_names_the_idle_workers_of_its_own_host_or_cgroup(self, clock):
         with world_of(clock, replace(RULES, keys_per_process=2)) as world:
             of_a, of_b, of_c = [await world.start(key) for key in (A, B, C)]
             first, other = world.process_of(of_a), world.process_of(of_c)
 
-            async def shortages() -> list[tuple[str, list[Key]]]:
+            async def shortages():
                 await clock.advance(1.0)
                 return [(one.scope, [worker.key for worker in one.idle]) for one in world.driver.shortages()]
 
@@ -653,7 +651,7 @@ class TestMemoryPressure:
             await clock.advance(5.0)
             assert not world.driver.replace_one("host played"), "its successor would come to the same host"
 
-    async def test_old_process_alone_in_its_cgroup_is_replaced(self, world: World, clock: VirtualClock) -> None:
+    async def test_old_process_alone_in_its_cgroup_is_replaced(self, world, clock):
         process = world.process_of(await world.start(A))
         process.set_memory_limit(0.9, scope="cgroup 1")
         await clock.advance(1.0)
@@ -687,7 +685,7 @@ async def begin_big(world: World, key: Key, slot: int = 0) -> asyncio.Future[Ins
 
 
 class TestProfiles:
-    async def test_next_leader_knows_the_settings_of_the_processes_that_it_finds(self, world: World) -> None:
+    async def test_next_leader_knows_the_settings_of_the_processes_that_it_finds(self, world):
         use(world)
         first = world.process_of(await done(await begin_big(world, A)))
         world.lead(term=4)
@@ -758,7 +756,7 @@ class TestProfiles:
             await clock.advance(EMPTY_FOR)
             assert world.running_processes() == []
 
-    async def test_worker_with_a_process_of_its_own_holds_its_slot(self, world: World, clock: VirtualClock) -> None:
+    async def test_worker_with_a_process_of_its_own_holds_its_slot(self, world, clock):
         use(world)
         spec = replace(spec_of(A), spec_hash=world.inner.spec_hash(), placement=Placement.DEDICATED)
         instance = await world.within(1.0, world.driver.start(spec))

@@ -1,7 +1,5 @@
 """A leader of a pool with pooled workers: the real loops, driver and messages; the processes are simulated."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable
@@ -119,7 +117,7 @@ class Processes:
 
 
 @pytest.fixture
-async def processes(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Processes]:
+async def processes(clock, broker):
     found = Processes(clock, broker, pooled_settings())
     yield found
     for task in found.tasks:
@@ -258,7 +256,7 @@ async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(processes
 
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.proves("pooled/all-processes-full")
-async def test_idle_key_ends_for_another_one_with_the_same_settings(processes: Processes, busy: bool) -> None:
+async def test_idle_key_ends_for_another_one_with_the_same_settings(processes, busy):
     """Where some keys are not pooled, `max_groups` does not follow from the room of the processes."""
     settings = pooled_settings(max_processes=1, keys_per_process=2)
     processes.settings = profiled(settings, {"match": "{x:[abc]}", "placement": "pooled"}, placement="dedicated")
@@ -432,7 +430,7 @@ async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(p
             await change(stack, *profiles)
 
 
-async def test_groups_that_wait_get_the_room_that_a_change_of_profiles_makes(processes: Processes) -> None:
+async def test_groups_that_wait_get_the_room_that_a_change_of_profiles_makes(processes):
     processes.settings = pooled_settings(max_processes=1, keys_per_process=1)
     async with led(processes) as stack:
         await require(stack, A)

@@ -1,7 +1,5 @@
 """Created queues expire, are renewed and removed: a real leader in virtual time, killed at each step of a removal."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -16,18 +14,15 @@ from inspectors import inspector_of
 from managed_pool import managed
 from replies import REPLIES, answers, broker_with_replies
 
-from osrdyne.config.models import Settings
 from osrdyne.daemon.inspector import MAX_EXAMINED, DaemonInspector
 from osrdyne.errors import NoSuchQueueError, PoolConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.policies.lifetimes import CreatedQueue
 from osrdyne.ingress.policies.manifest import load_proposal
 from osrdyne.ingress.policies.policy import Discoverability
-from osrdyne.ingress.policies.table import FoundPolicy, shown
+from osrdyne.ingress.policies.table import shown
 from osrdyne.pool.queues.lifetimes import QueueLifetimes
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
@@ -39,12 +34,12 @@ QUEUES = f"osrdyne-{POOL}-queues"
 
 
 @pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
+def broker(clock):
     return broker_with_replies(clock)
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings():
     return managed()
 
 
@@ -81,7 +76,7 @@ GONE = {(body, "gone") for body in WAITING}
 
 @pytest.mark.parametrize("by", ["expiry", "expiry of a pinned one", "deletion"])
 @pytest.mark.proves("managed/created-queue-expires-deleted")
-async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack: Stack, by: str) -> None:
+async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack, by):
     await create(stack)
     await send(stack, *WAITING)
     if by == "deletion":
@@ -94,7 +89,7 @@ async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack: Sta
 
 
 @pytest.mark.proves("managed/created-queue-expires-deleted")
-async def test_requests_that_wait_for_room_are_answered_gone(stack: Stack) -> None:
+async def test_requests_that_wait_for_room_are_answered_gone(stack):
     bodies = [str(number) for number in range(40)]
     await create(stack, MaxQueueLength=1, EnqueueTimeout=1)
     await send(stack, *bodies)
@@ -105,7 +100,7 @@ async def test_requests_that_wait_for_room_are_answered_gone(stack: Stack) -> No
 
 
 @pytest.mark.parametrize("end", ["finishes", "dies"])
-async def test_running_request_is_finished_by_its_worker_or_answered_gone(stack: Stack, end: str) -> None:
+async def test_running_request_is_finished_by_its_worker_or_answered_gone(stack, end):
     await create(stack)
     await send(stack, *WAITING)
     running = await stack.take("a")
@@ -120,7 +115,7 @@ async def test_running_request_is_finished_by_its_worker_or_answered_gone(stack:
     assert is_clean(stack)
 
 
-async def test_new_requests_are_answered_gone_until_the_queue_is_removed(stack: Stack, clock: VirtualClock) -> None:
+async def test_new_requests_are_answered_gone_until_the_queue_is_removed(stack, clock):
     await create(stack)
     await send(stack, "0")
     await lifetimes(stack).remove(A, author="me")
@@ -133,7 +128,7 @@ async def test_new_requests_are_answered_gone_until_the_queue_is_removed(stack: 
     assert stack.waiting("a") == [b"2"]
 
 
-async def test_renewal_moves_the_expiration_and_takes_the_effective_policy(stack: Stack, clock: VirtualClock) -> None:
+async def test_renewal_moves_the_expiration_and_takes_the_effective_policy(stack, clock):
     await create(stack, MaxMessageSize=10_000, MaxQueueLength=3)
     await clock.advance(LIFETIME - 1.0)
     renewed = await lifetimes(stack).renew(A, None, author="me")
@@ -154,7 +149,7 @@ async def test_renewal_moves_the_expiration_and_takes_the_effective_policy(stack
 
 
 @pytest.mark.proves("managed/clock-leader-jumps-forward")
-async def test_wall_clock_that_jumps_forward_removes_no_queue(stack: Stack, clock: VirtualClock) -> None:
+async def test_wall_clock_that_jumps_forward_removes_no_queue(stack, clock):
     await create(stack)
     await send(stack, "0")
     clock._epoch_offset += 2 * DAY
@@ -164,7 +159,7 @@ async def test_wall_clock_that_jumps_forward_removes_no_queue(stack: Stack, cloc
     assert is_clean(stack)
 
 
-async def test_what_cannot_be_created_renewed_or_removed(stack: Stack, clock: VirtualClock) -> None:
+async def test_what_cannot_be_created_renewed_or_removed(stack, clock):
     proposal = load_proposal("{}")
     with pytest.raises(NoSuchQueueError):
         await lifetimes(stack).renew(A, None, author="me")
@@ -182,9 +177,7 @@ async def test_what_cannot_be_created_renewed_or_removed(stack: Stack, clock: Vi
 
 
 @pytest.mark.proves("managed/stored-record-created-queue")
-async def test_damaged_record_is_left_out_and_ends_no_term(
-    clock: VirtualClock, broker: FakeBroker, settings: Settings
-) -> None:
+async def test_damaged_record_is_left_out_and_ends_no_term(clock, broker, settings):
     broker.parameters[QUEUES] = [{"key": "a"}, 5, {"key": "b", "state": "alive"}]
     async with leading(clock, broker=broker, settings=settings) as stack:
         await create(stack)
@@ -221,8 +214,8 @@ async def killed_at(stack: Stack, step: tuple[str, bool]) -> AsyncIterator[None]
 @pytest.mark.parametrize("step", STEPS, ids=[f"{'after' if done else 'before'} {name}" for name, done in STEPS])
 @pytest.mark.proves("managed/leader-dies-created-queue")
 async def test_killed_leader_leaves_no_request_unanswered_and_no_queue_half_deleted(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings, step: tuple[str, bool]
-) -> None:
+    clock, broker, driver, settings, step
+):
     async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
         await create(stack)
         await send(stack, *WAITING)
@@ -235,7 +228,7 @@ async def test_killed_leader_leaves_no_request_unanswered_and_no_queue_half_dele
 
 
 @pytest.mark.proves("api/clients-without-token-read")
-async def test_page_of_the_registry_examines_a_bounded_number_of_keys(stack: Stack, clock: VirtualClock) -> None:
+async def test_page_of_the_registry_examines_a_bounded_number_of_keys(stack, clock):
     """Readers without a token see public queues only, so most of the work for them is in vain."""
     keys = [Key(f"{number:05d}") for number in range(2 * MAX_EXAMINED + 500)]
     inspector = inspector_of(stack, DaemonInspector)
@@ -247,13 +240,13 @@ async def test_page_of_the_registry_examines_a_bounded_number_of_keys(stack: Sta
     )
     examined: list[Key] = []
 
-    def is_public(key: Key, policy: FoundPolicy | None) -> bool:
+    def is_public(key, policy):
         examined.append(key)
         return policy is not None and policy.policy.discoverability is Discoverability.PUBLIC
 
     turns = itertools.count()
 
-    async def take_turns() -> None:
+    async def take_turns():
         for _ in turns:
             await asyncio.sleep(0)
 

@@ -1,19 +1,16 @@
 """The request queues loop: a real leader on a broker in memory, in virtual time; the order of its steps."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from osrdyne.amqp import Message
-from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.config.models import LifecycleSettings
 from osrdyne.errors import BrokerConflictError, DriverError
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import Command, FakeBroker, Hook
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
@@ -24,7 +21,7 @@ CHANGES = ("declare", "bind", "unbind", "delete")
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings():
     """Unbound after 20 s, to be judged after 10 s more."""
     return settings_for(LifecycleSettings(unbind_delay=20.0, stop_delay=10.0, settle_delay=10.0))
 
@@ -114,7 +111,7 @@ class TestActivation:
         async with leading(clock, broker=broker, settings=settings) as stack:
             assert (stack.status_of(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
 
-    async def test_desired_state_that_changes_during_a_command_is_followed_after_it(self, stack: Stack) -> None:
+    async def test_desired_state_that_changes_during_a_command_is_followed_after_it(self, stack):
         """lifecycle: one-actor-per-key: one command at a time, the newest desired state is read between commands."""
         released, stack.broker.hook = hold("bind")
         await require(stack)
@@ -129,7 +126,7 @@ class TestActivation:
 class TestOrder:
     """What comes first; not how long it takes."""
 
-    async def test_key_is_bound_before_the_queues_of_all_new_keys_are_declared(self, stack: Stack) -> None:
+    async def test_key_is_bound_before_the_queues_of_all_new_keys_are_declared(self, stack):
         keys = [f"k{number}" for number in range(100)]
         await require(stack, *keys)
         names = {stack.names.request_queue(Key(key)) for key in keys}
@@ -162,7 +159,7 @@ class TestOrder:
             await until(stack, lambda: all(stack.queue_of(one).is_bound for one in stack.existing_queues()))
 
     @pytest.mark.proves("controller/leader-deposed-declares-queue")
-    async def test_late_declaration_of_a_deposed_leader_is_adopted_and_deleted(self, stack: Stack) -> None:
+    async def test_late_declaration_of_a_deposed_leader_is_adopted_and_deleted(self, stack):
         """It is empty and unbound: a listing finds it, and it ends without a worker having been started."""
         stack.broker.declare_queue(QUEUE, OURS)
         await until(stack, lambda: stack.queue_of(A).exists)
@@ -181,7 +178,7 @@ class TestEnd:
         assert (unbound - began, stopped - unbound >= 20.0, deleted >= stopped) == (20.0, True, True)
         assert steps(stack) == ["declare", "bind", "unbind", "delete"]
 
-    async def test_one_listing_proves_the_end_of_many(self, stack: Stack) -> None:
+    async def test_one_listing_proves_the_end_of_many(self, stack):
         before = stack.broker.count("list_queues")
         await require(stack, *(f"k{number}" for number in range(50)))
         await until(stack, lambda: not stack.existing_queues())
@@ -245,7 +242,7 @@ class TestEnd:
         stack.retire(A)
         await until(stack, lambda: not stack.has_queue("a"))
 
-    async def test_requests_of_a_retired_group_without_a_worker_are_not_lost(self, stack: Stack) -> None:
+    async def test_requests_of_a_retired_group_without_a_worker_are_not_lost(self, stack):
         stack.driver.fail_next_start(DriverError("The engine is busy."))
         await stack.publish("a", b"1")
         await stack.clock.settle()
@@ -255,7 +252,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("step", ["look_up", "consume"])
     @pytest.mark.proves("races/request-reaches-queue-decision", "races/request-reaches-deletion-s")
-    async def test_message_found_before_the_deletion_reactivates_the_group(self, stack: Stack, step: str) -> None:
+    async def test_message_found_before_the_deletion_reactivates_the_group(self, stack, step):
         """lifecycle: ready-brings-back [noreact], by the passive declare; probe, delete-under-probe."""
         released = await idle_until(stack, step)
         put(stack.broker)
@@ -265,7 +262,7 @@ class TestEnd:
         assert (stack.is_bound("a"), "delete" in steps(stack)) == (True, False)
 
     @pytest.mark.proves("races/request-arrives-between-last")
-    async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, stack: Stack) -> None:
+    async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, stack):
         """lifecycle: delete-runs-to-its-end."""
         released = await idle_until(stack, "delete")
         await stack.publish("a", b"1")
@@ -327,7 +324,7 @@ class TestFaults:
         stack.management.available = True
         await until(stack, lambda: not stack.has_queue("a"))
 
-    async def test_hanging_declaration_of_one_key_delays_no_other(self, stack: Stack) -> None:
+    async def test_hanging_declaration_of_one_key_delays_no_other(self, stack):
         released, stack.broker.hook = hold("declare")
         keys = [f"k{number}" for number in range(200)]
         await require(stack, "a", *keys)
@@ -366,7 +363,7 @@ class TestFaults:
 
 class TestResync:
     @pytest.fixture
-    def settings(self) -> Settings:
+    def settings(self):
         """Nothing ends before it is listed."""
         return settings_for()
 
@@ -378,7 +375,7 @@ class TestResync:
         await stack.clock.advance(61.0)
         assert (stack.is_bound("a"), stack.is_bound("b"), stack.task.done()) == (True, True, False)
 
-    async def test_key_with_a_command_since_the_listing_began_is_left_alone(self, stack: Stack) -> None:
+    async def test_key_with_a_command_since_the_listing_began_is_left_alone(self, stack):
         """lifecycle: resync: the listing is older than the command."""
         released, stack.broker.hook = hold("list_bindings", stack.names.requests_exchange)
         await stack.clock.advance(60.0)  # the queues are listed, the bindings are not yet
@@ -414,7 +411,7 @@ class TestResync:
 
 
 class TestSeed:
-    async def test_unbound_queue_with_requests_is_served(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_unbound_queue_with_requests_is_served(self, clock, broker):
         """lifecycle: listed-bindings-are-unknown."""
         broker.declare_queue(QUEUE, OURS)
         put(broker)

@@ -1,8 +1,5 @@
 """Changed settings replace workers one at a time, unchanged ones replace no worker: a real leader in virtual time."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -68,7 +65,7 @@ class Replacement:
 
 
 @pytest.fixture
-async def replacement(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver) -> AsyncIterator[Replacement]:
+async def replacement(clock, broker, driver):
     await one_worker(clock, broker, driver)
     driver.current_spec_hash = "changed"
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
@@ -81,16 +78,14 @@ async def replacement(clock: VirtualClock, broker: FakeBroker, driver: FakeDrive
 
 
 @pytest.mark.proves("workers/settings-change-workers-run")
-async def test_next_leader_with_the_same_settings_touches_no_worker(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
+async def test_next_leader_with_the_same_settings_touches_no_worker(clock, broker, driver):
     await one_worker(clock, broker, driver, *(Key(f"key {number}") for number in range(20)))
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS):
         await clock.advance(120.0)
         assert driver.calls == []
 
 
-async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(replacement: Replacement) -> None:
+async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(replacement):
     stack, new = replacement.stack, replacement.new
     assert (new.instance.spec_hash, new.instance.slot, replacement.heard()) == ("changed", 1, [])
     await replacement.ready()
@@ -102,7 +97,7 @@ async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(
 
 
 @pytest.mark.proves("workers/worker-longer-needed-runs", "workers/such-worker-dies-finished")
-async def test_old_worker_with_a_long_job_is_never_stopped_and_its_death_is_noted(replacement: Replacement) -> None:
+async def test_old_worker_with_a_long_job_is_never_stopped_and_its_death_is_noted(replacement):
     stack, old = replacement.stack, replacement.old
     await replacement.ready()
     for _ in range(60):
@@ -117,7 +112,7 @@ async def test_old_worker_with_a_long_job_is_never_stopped_and_its_death_is_note
 
 
 @pytest.mark.proves("workers/successor-worker-start-never")
-async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(replacement: Replacement) -> None:
+async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(replacement):
     """The old one consumes the queue; that is no sign that the new one does."""
     stack = replacement.stack
     await ready(stack, replacement.old)
@@ -128,9 +123,7 @@ async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(re
 
 
 @pytest.mark.proves("workers/successor-worker-start-never")
-async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_serves(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
+async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_serves(clock, broker, driver):
     await one_worker(clock, broker, driver)
     driver.current_spec_hash = "changed"
     driver.fail_next_start(StartFailedError("No such image."))
@@ -142,9 +135,7 @@ async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_s
 
 
 @pytest.mark.proves("workers/defective-driver-lists-workers")
-async def test_worker_that_its_driver_does_not_mark_is_replaced_once_and_by_the_next_leader_only(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_worker_that_its_driver_does_not_mark_is_replaced_once_and_by_the_next_leader_only(clock, broker):
     driver = ForgetfulDriver(clock, pool=POOL)
     with capture_logs() as logs:
         async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
@@ -165,9 +156,7 @@ async def test_worker_that_its_driver_does_not_mark_is_replaced_once_and_by_the_
 
 
 @pytest.mark.parametrize("profiles", [(), ({"match": "a", "concurrency": 2},)], ids=["pool", "profile"])
-async def test_changed_application_replaces_workers_while_the_daemon_leads(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, profiles: tuple[dict[str, object], ...]
-) -> None:
+async def test_changed_application_replaces_workers_while_the_daemon_leads(clock, broker, driver, profiles):
     """As `osrdyne dev` does."""
     worker = SETTINGS.worker.model_copy(update={"profiles": tuple(map(Profile.model_validate, profiles))})
     settings = SETTINGS.model_copy(update={"worker": worker})

@@ -1,11 +1,7 @@
 """Routes whose time-to-live is above the pool's default: queues keep their requests for as long."""
 
-from __future__ import annotations
-
 from managed_pool import REST, change, managed, managing
 
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
 
 DAY = 86_400
@@ -18,9 +14,7 @@ def queue_ttl(stack: Stack) -> object:
     return policy.definition["message-ttl"]
 
 
-async def test_queues_keep_requests_for_as_long_as_some_route_allows_or_allowed(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_queues_keep_requests_for_as_long_as_some_route_allows_or_allowed(clock, broker):
     async with managing(clock, broker, rest=REST) as stack:
         usual = queue_ttl(stack)
         assert (await change(stack, rest=REST, long=LONG)).warnings == ()
@@ -31,7 +25,7 @@ async def test_queues_keep_requests_for_as_long_as_some_route_allows_or_allowed(
         assert queue_ttl(stack) == DAY * 1000
 
 
-async def test_ttl_above_the_maximum_of_the_pool_is_warned_about(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_ttl_above_the_maximum_of_the_pool_is_warned_about(clock, broker):
     async with managing(clock, broker) as stack:
         changed = await change(stack, rest={"route": REST, "timeToLiveSecs": 8 * DAY})
         [warning] = changed.warnings

@@ -1,10 +1,7 @@
 """Priorities that no route uses any more: their queues are served until they are empty, then they go (lifecycle:
 several-queues-per-group)."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 from managed_pool import ALERTS, REST, change, managing, waiting
@@ -13,7 +10,6 @@ from osrdyne.amqp import Message
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.pool.routing.priorities import NEEDED_FOR
 from osrdyne.protocol.activity import Event
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
@@ -24,7 +20,7 @@ A_WHILE = 60.0
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+async def stack(clock, broker):
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         yield stack
 
@@ -60,9 +56,7 @@ async def serve(stack: Stack) -> FakeChannel:
 
 
 @pytest.mark.proves("managed/priority-removed-requests-wait")
-async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty_and_not_consumed(
-    stack: Stack, clock: VirtualClock
-) -> None:
+async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty_and_not_consumed(stack, clock):
     await with_an_alert(stack)
     await change(stack, rest=REST)
     await clock.advance(A_WHILE)
@@ -76,7 +70,7 @@ async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty_and
 
 
 @pytest.mark.proves("managed/priority-removed-requests-wait")
-async def test_request_on_its_way_into_an_unused_priority_queue_is_served_from_there(stack: Stack) -> None:
+async def test_request_on_its_way_into_an_unused_priority_queue_is_served_from_there(stack):
     """It comes back as an orphan, and its class is used again, for a while."""
     await with_an_alert(stack)
     await change(stack, rest=REST)
@@ -91,7 +85,7 @@ async def test_request_on_its_way_into_an_unused_priority_queue_is_served_from_t
 
 
 @pytest.mark.parametrize("by", ["route", "request"])
-async def test_queue_of_a_priority_that_is_used_again_stays(stack: Stack, clock: VirtualClock, by: str) -> None:
+async def test_queue_of_a_priority_that_is_used_again_stays(stack, clock, by):
     await with_an_alert(stack)
     worker = await serve(stack)
     await change(stack, rest=REST)
@@ -108,7 +102,7 @@ async def test_queue_of_a_priority_that_is_used_again_stays(stack: Stack, clock:
     assert own_queues(stack.broker) == ["pool-req-a", STORE]
 
 
-async def test_totals_from_before_the_settle_time_prove_nothing(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_totals_from_before_the_settle_time_prove_nothing(clock, broker):
     broker.totals_age = TOTALS_MAX_AGE
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await stack.publish("a", b"0")
@@ -121,9 +115,7 @@ async def test_totals_from_before_the_settle_time_prove_nothing(clock: VirtualCl
 
 
 @pytest.mark.proves("managed/managed-pool-becomes-direct")
-async def test_pool_that_becomes_a_direct_one_and_a_managed_one_again_serves_what_waits(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_pool_that_becomes_a_direct_one_and_a_managed_one_again_serves_what_waits(clock, broker):
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
     async with leading(clock, broker=broker) as stack:

@@ -1,7 +1,5 @@
 """The worker groups loop: a real leader on a broker and a driver in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -16,7 +14,6 @@ from osrdyne.pool.workers.specs import worker_environment
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
@@ -85,7 +82,7 @@ class TestStart:
         assert stack.running("a") == 1
 
     @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS)
-    async def test_worker_is_given_the_raw_key_and_the_generation(self, stack: Stack, key: Key) -> None:
+    async def test_worker_is_given_the_raw_key_and_the_generation(self, stack, key):
         """lifecycle: generations."""
         await require(stack, key)
         (worker,) = stack.driver.workers_of(key)
@@ -100,7 +97,7 @@ class TestStart:
             await clock.advance(100.0)
             assert (stack.running("a"), driver.calls, stack.waiting("a")) == (1, [], [b"1"])
 
-    async def test_slot_taken_by_a_rival_start_is_taken_over(self, stack: Stack, clock: VirtualClock) -> None:
+    async def test_slot_taken_by_a_rival_start_is_taken_over(self, stack, clock):
         """lifecycle: unique-instance-names: the start of an earlier leader lands between our listing and our start."""
         stack.driver.hang_starts()
         await require(stack)
@@ -110,7 +107,7 @@ class TestStart:
         assert [entry.instance for entry in stack.instances_of(A)] == [rival.instance]
         assert stack.driver.count("start") == 1
 
-    async def test_name_taken_by_something_unlisted_is_tried_again_slowly(self, stack: Stack) -> None:
+    async def test_name_taken_by_something_unlisted_is_tried_again_slowly(self, stack):
         for _ in range(1_000):
             stack.driver.fail_next_start(SlotTakenError("A container of that name exists."))
         await require(stack)
@@ -133,8 +130,8 @@ class TestEnds:
             await clock.advance(seconds)
             assert stack.driver.count("start") == starts
 
-    async def test_crash_loop_after_ready_backs_off_and_does_not_keep_the_group(self, stack: Stack) -> None:
-        async def crash_whenever_ready(*, seconds: int) -> None:
+    async def test_crash_loop_after_ready_backs_off_and_does_not_keep_the_group(self, stack):
+        async def crash_whenever_ready(*, seconds):
             for _ in range(seconds):
                 if stack.driver.workers_of(A):
                     await ready(stack)
@@ -178,7 +175,7 @@ class TestEnds:
         await stack.clock.advance(12.0)
         assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
-    async def test_instance_that_vanished_without_a_word_counts_as_ended(self, stack: Stack) -> None:
+    async def test_instance_that_vanished_without_a_word_counts_as_ended(self, stack):
         await require(stack)
         stack.driver.backend.workers.clear()
         await stack.clock.advance(60.0 + 2.0)  # no event reports it: the slow listing does
@@ -196,7 +193,7 @@ class TestOverdue:
         await stack.clock.advance(302.0)
         assert "start_timeout" in stack.failure_of(A).reason
 
-    async def test_worker_that_consumes_without_reporting_is_left_alone_for_good(self, stack: Stack) -> None:
+    async def test_worker_that_consumes_without_reporting_is_left_alone_for_good(self, stack):
         """A worker of another make that only knows part of the protocol."""
         await require(stack)
         stack.pin(A)
@@ -240,7 +237,7 @@ class TestConsumersOfTwoWorkers:
         return settings.model_copy(update={"worker": worker})
 
     @pytest.fixture
-    async def stack(self, stack: Stack) -> Stack:
+    async def stack(self, stack):
         await require(stack)
         stack.pin(A)
         return stack
@@ -303,7 +300,7 @@ class TestStops:
         await stack.clock.settle()
         assert seen == [True]
 
-    async def test_lost_leader_decides_no_driver_call(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_lost_leader_decides_no_driver_call(self, clock, driver):
         """lifecycle: lease."""
         running_worker(driver)
         with pytest.raises(BaseExceptionGroup):
@@ -316,7 +313,7 @@ class TestStops:
 
 class TestRoom:
     @pytest.fixture
-    def settings(self) -> Settings:
+    def settings(self):
         return with_lifecycle(max_concurrent_starts=1)
 
     async def test_groups_get_room_in_the_order_they_came(self, clock):
@@ -337,7 +334,7 @@ class TestRoom:
         await stack.clock.settle()
         assert stack.driver.count("start") == 2
 
-    async def test_group_does_not_overtake_one_that_waits(self, stack: Stack) -> None:
+    async def test_group_does_not_overtake_one_that_waits(self, stack):
         """It needs a worker in the moment in which room comes free."""
         probed = Key("probed")
         stack.pause(probed)
@@ -352,7 +349,7 @@ class TestRoom:
 
 class TestDriverFaults:
     @pytest.mark.proves("workers/platform-answer-start-worker")
-    async def test_driver_that_does_not_answer_is_asked_again_and_delays_no_other_key(self, stack: Stack) -> None:
+    async def test_driver_that_does_not_answer_is_asked_again_and_delays_no_other_key(self, stack):
         stack.driver.fail_next_start(UNAVAILABLE)
         await require(stack, "a")
         await require(stack, "b")
@@ -408,7 +405,7 @@ class TestDriverFaults:
         await stack.clock.advance(0.5)
         assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1.0
 
-    async def test_burst_of_events_causes_one_listing(self, stack: Stack, driver: FakeDriver) -> None:
+    async def test_burst_of_events_causes_one_listing(self, stack, driver):
         listings = count_listings(stack, seconds=1.0)
         for _ in range(40):
             driver.backend.changed()
@@ -418,7 +415,7 @@ class TestDriverFaults:
         await stack.clock.advance(10.0)
         assert stray.instance.state is InstanceState.EXITED
 
-    async def test_event_during_an_action_is_not_lost(self, stack: Stack, driver: FakeDriver) -> None:
+    async def test_event_during_an_action_is_not_lost(self, stack, driver):
         """The listing that it causes leaves out a group with a command under way: another must follow."""
         driver.on_start = lambda worker: driver.backend.end(worker, Exit(code=9)) if len(driver.calls) == 1 else None
         await require(stack)

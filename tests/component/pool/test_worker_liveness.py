@@ -1,14 +1,11 @@
 """Workers that are alive and do not work: a real leader in virtual time, and workers whose reports the test chooses."""
 
-from __future__ import annotations
-
 import pytest
 
 from osrdyne.amqp import Message
 from osrdyne.pool.workers.liveness import QUIET_AFTER
 from osrdyne.protocol.activity import REQUESTS_FIELD, ActivityReport, Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import Command
 from osrdyne.testing.fakes.stack import Stack
 
@@ -18,7 +15,7 @@ LONG_ENOUGH = 120.0
 
 
 @pytest.fixture
-async def stack(stack: Stack) -> Stack:
+async def stack(stack):
     """A leader with one worker that has loaded its data."""
     stack.require(A)
     await stack.clock.settle()
@@ -48,7 +45,7 @@ def answering(stack: Stack, event: Event, **details: object) -> None:
 
 
 @pytest.mark.proves("workers/worker-hangs-disconnected")
-async def test_busy_worker_that_falls_silent_is_asked_twice_and_replaced(stack: Stack, clock: VirtualClock) -> None:
+async def test_busy_worker_that_falls_silent_is_asked_twice_and_replaced(stack, clock):
     """Should its request reach the delivery limit, the evidence names the worker that hung with it."""
     worker, asked = first_worker(stack), questions(stack)
     await stack.report("a", Event.BUSY, in_flight=1, **{REQUESTS_FIELD: ["print"]})
@@ -59,7 +56,7 @@ async def test_busy_worker_that_falls_silent_is_asked_twice_and_replaced(stack: 
     assert death.ended_with == "it did not answer"
 
 
-async def test_worker_that_reports_or_answers_stays_however_long_it_works(stack: Stack, clock: VirtualClock) -> None:
+async def test_worker_that_reports_or_answers_stays_however_long_it_works(stack, clock):
     for _ in range(720):
         await stack.report("a", Event.BUSY, in_flight=1)
         await clock.advance(5.0)
@@ -69,7 +66,7 @@ async def test_worker_that_reports_or_answers_stays_however_long_it_works(stack:
     assert (stack.driver.count("stop"), questions(stack) > 5) == (0, True)
 
 
-async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stack, clock: VirtualClock) -> None:
+async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack, clock):
     stack.forget(first_worker(stack))
     await stack.report("a", Event.REQUEST_RECEIVED)
     await clock.advance(500.0)
@@ -77,7 +74,7 @@ async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stac
 
 
 @pytest.mark.proves("workers/worker-answers-control-messages")
-async def test_worker_that_reports_idle_while_requests_wait_is_replaced(stack: Stack, clock: VirtualClock) -> None:
+async def test_worker_that_reports_idle_while_requests_wait_is_replaced(stack, clock):
     answering(stack, Event.READY, in_flight=0)
     await stack.publish("a", b"1")
     await clock.advance(300.0)
@@ -85,9 +82,7 @@ async def test_worker_that_reports_idle_while_requests_wait_is_replaced(stack: S
 
 
 @pytest.mark.parametrize("why", ["behind others", "held by a connection that is dead"])
-async def test_requests_that_wait_without_the_fault_of_a_worker_replace_none(
-    stack: Stack, clock: VirtualClock, why: str
-) -> None:
+async def test_requests_that_wait_without_the_fault_of_a_worker_replace_none(stack, clock, why):
     answering(stack, Event.READY, in_flight=0)
     await stack.publish("a", b"1")
     if why != "behind others":
@@ -109,9 +104,7 @@ async def test_requests_that_wait_without_the_fault_of_a_worker_replace_none(
     ids=["paused", "follows a later generation", "resumes"],
 )
 @pytest.mark.proves("workers/worker-paused-follows-control")
-async def test_paused_worker_is_replaced_unless_it_resumes_on_command(
-    stack: Stack, clock: VirtualClock, state: dict[str, object], answers: dict[str, object], stops: int
-) -> None:
+async def test_paused_worker_is_replaced_unless_it_resumes_on_command(stack, clock, state, answers, stops):
     worker, asked = first_worker(stack), questions(stack)
     answering(stack, Event.READY, in_flight=0, **answers)
     await stack.report("a", Event.READY, in_flight=0, **state)
@@ -123,10 +116,10 @@ async def test_paused_worker_is_replaced_unless_it_resumes_on_command(
         assert not stack.report_of(worker).paused  # type: ignore[union-attr]
 
 
-async def test_no_worker_is_blamed_while_rabbitmq_blocks_publishers(stack: Stack, clock: VirtualClock) -> None:
+async def test_no_worker_is_blamed_while_rabbitmq_blocks_publishers(stack, clock):
     blocked = True
 
-    async def block(command: Command) -> None:
+    async def block(command):
         while blocked and command == ("publish", stack.names.control_exchange, False):
             await clock.sleep(10.0)
 
@@ -140,7 +133,7 @@ async def test_no_worker_is_blamed_while_rabbitmq_blocks_publishers(stack: Stack
     assert stack.driver.count("stop") == 0
 
 
-async def test_quiet_worker_is_asked_now_and_then(stack: Stack, clock: VirtualClock) -> None:
+async def test_quiet_worker_is_asked_now_and_then(stack, clock):
     """A worker that was started by hand is forgotten: nothing else shows that it is gone."""
     stack.pin(A)
     asked = questions(stack)
@@ -155,15 +148,13 @@ async def test_quiet_worker_is_asked_now_and_then(stack: Stack, clock: VirtualCl
 
 
 @pytest.mark.proves("workers/worker-hangs-disconnected")
-async def test_hanging_idle_worker_is_replaced(stack: Stack, clock: VirtualClock) -> None:
+async def test_hanging_idle_worker_is_replaced(stack, clock):
     await clock.advance(QUIET_AFTER + LONG_ENOUGH)
     assert (stack.driver.count("stop"), stack.running("a")) == (1, 1)
 
 
 @pytest.mark.parametrize("silent", ["one of two", "both"])
-async def test_deployment_is_replaced_when_none_of_its_workers_answers(
-    stack: Stack, clock: VirtualClock, silent: str
-) -> None:
+async def test_deployment_is_replaced_when_none_of_its_workers_answers(stack, clock, silent):
     """One of several is for the platform to replace; it is forgotten."""
     instance = first_worker(stack)
     stack.forget(instance)

@@ -1,7 +1,5 @@
 """The rates of workers at the leader: who gets which rate, and when, in virtual time."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import AsyncIterator
@@ -36,7 +34,7 @@ async def leader(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+async def stack(clock, broker):
     async with leader(clock, broker) as stack:
         yield stack
 
@@ -59,7 +57,7 @@ def sent(broker: FakeBroker) -> list[EventRate | None]:
 
 
 @pytest.mark.proves("quotas/message-new-rate-lost")
-async def test_rate_is_sent_until_the_worker_reports_it(stack: Stack, clock: VirtualClock) -> None:
+async def test_rate_is_sent_until_the_worker_reports_it(stack, clock):
     rate = EventRate(720, 1024)
     await report(stack, "w", None)
     assert sent(stack.broker) == []
@@ -75,7 +73,7 @@ async def test_rate_is_sent_until_the_worker_reports_it(stack: Stack, clock: Vir
     assert sent(stack.broker) == [None]
 
 
-async def test_workers_of_a_group_share_its_units(stack: Stack) -> None:
+async def test_workers_of_a_group_share_its_units(stack):
     await use(stack, {"name": "r", "preset": "store-s1", "max_units": 1})
     await report(stack, "w1", EventRate(720, 1024))
     assert sent(stack.broker) == []
@@ -87,7 +85,7 @@ async def test_workers_of_a_group_share_its_units(stack: Stack) -> None:
 
 
 @pytest.mark.proves("quotas/message-new-rate-lost")
-async def test_next_leader_corrects_the_rate_of_a_worker(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_next_leader_corrects_the_rate_of_a_worker(clock, broker):
     async with leader(clock, broker) as stack:
         await use(stack, {"name": "r", "preset": "store-s1"})
         await stack.kill()
@@ -96,7 +94,7 @@ async def test_next_leader_corrects_the_rate_of_a_worker(clock: VirtualClock, br
         assert sent(broker) == [EventRate(720, 1024)]
 
 
-async def test_new_worker_starts_with_its_rate_which_is_explained(stack: Stack) -> None:
+async def test_new_worker_starts_with_its_rate_which_is_explained(stack):
     await use(stack, {"name": "r", "keys": "new", "units": 2, "events_per_minute": 300})
     for key in ("new", "other"):
         await stack.publish(key, b"x")

@@ -1,7 +1,5 @@
 """A log, a table that workers write, and the scheduler that requests ingests, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

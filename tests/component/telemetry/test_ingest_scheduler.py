@@ -1,16 +1,12 @@
 """The scheduler of ingests in virtual time: when it sends requests, and what failures and killed leaders change."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -37,11 +33,11 @@ def pauses_of(ats: list[float]) -> list[float]:
 
 
 @pytest.fixture
-def world(clock: VirtualClock) -> World:
+def world(clock):
     return World(clock)
 
 
-async def test_request_follows_when_the_lag_has_passed_its_target(world: World, clock: VirtualClock) -> None:
+async def test_request_follows_when_the_lag_has_passed_its_target(world, clock):
     async with world.scheduling(COLD):
         await clock.advance(3600.0)
         assert world.requests == []  # nothing to read
@@ -55,7 +51,7 @@ async def test_request_follows_when_the_lag_has_passed_its_target(world: World, 
     assert 60.0 <= at - begun <= LATE
 
 
-async def test_interval_demands_an_ingest_before_the_target_lag(world: World, clock: VirtualClock) -> None:
+async def test_interval_demands_an_ingest_before_the_target_lag(world, clock):
     async with world.scheduling(TableRules("cold", "ingest", target_lag=3600.0, interval=20.0)):
         for _ in range(10):
             world.write()
@@ -64,9 +60,7 @@ async def test_interval_demands_an_ingest_before_the_target_lag(world: World, cl
 
 
 @pytest.mark.parametrize("next_after", [0.0, 100.0], ids=["unlimited", "throttled"])
-async def test_next_request_follows_at_once_or_when_the_table_takes_more(
-    world: World, clock: VirtualClock, next_after: float
-) -> None:
+async def test_next_request_follows_at_once_or_when_the_table_takes_more(world, clock, next_after):
     world.write(450)
     world.next_after, world.rate = next_after, EventRate(720, 1024) if next_after else None
     async with world.scheduling(COLD):
@@ -75,7 +69,7 @@ async def test_next_request_follows_at_once_or_when_the_table_takes_more(
     assert pauses_of(world.at("cold/0")) == [world.duration + next_after] * 4
 
 
-async def test_many_partitions_are_ingested_a_few_at_once_and_in_turn(clock: VirtualClock) -> None:
+async def test_many_partitions_are_ingested_a_few_at_once_and_in_turn(clock):
     world = World(clock, partitions=256)
     async with world.scheduling(COLD):
         for partition in range(256):
@@ -94,7 +88,7 @@ async def test_many_partitions_are_ingested_a_few_at_once_and_in_turn(clock: Vir
 
 
 @pytest.mark.proves("telemetry/request-ingest-fails-answered")
-async def test_failing_table_waits_longer_each_time_and_delays_no_other(world: World, clock: VirtualClock) -> None:
+async def test_failing_table_waits_longer_each_time_and_delays_no_other(world, clock):
     full = refusal("storage_error", 507, "The table /data/warm cannot be used: disk full. Free space.")
     world.fault = lambda key: full if key.startswith("warm") else None
     async with world.scheduling(COLD, TableRules("warm", "ingest")) as scheduler:
@@ -142,9 +136,7 @@ def answer(start: int, stop: int, end: object, **fields: object) -> Reply:
     ],
 )
 @pytest.mark.proves("telemetry/request-ingest-fails-answered")
-async def test_failure_is_logged_with_its_code_and_remedy(
-    world: World, clock: VirtualClock, fault: Reply | Exception, code: str, remedy: str
-) -> None:
+async def test_failure_is_logged_with_its_code_and_remedy(world, clock, fault, code, remedy):
     world.write()
     world.fault = lambda key: fault
     async with world.scheduling(COLD):
@@ -155,10 +147,10 @@ async def test_failure_is_logged_with_its_code_and_remedy(
     assert world.count("cold", "failed") >= 1
 
 
-async def test_token_is_read_again_for_each_request(world: World, clock: VirtualClock, tmp_path: Path) -> None:
+async def test_token_is_read_again_for_each_request(world, clock, tmp_path):
     file = tmp_path / "token"
 
-    async def until_more(count: Callable[[], float]) -> None:
+    async def until_more(count):
         before = count()
         world.write()
         while count() == before:
@@ -175,9 +167,7 @@ async def test_token_is_read_again_for_each_request(world: World, clock: Virtual
     assert (world.tokens[0], world.tokens[-1]) == ("first", "second")
 
 
-async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(
-    world: World, clock: VirtualClock
-) -> None:
+async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(world, clock):
     world.write()
     faults: list[Exception | None] = [RuntimeError("defect")]
     world.fault = lambda key: faults.pop() if faults else None
@@ -189,7 +179,7 @@ async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(
 
 
 @pytest.mark.proves("telemetry/two-leaders-request-one")
-async def test_conflict_is_no_failure(world: World, clock: VirtualClock) -> None:
+async def test_conflict_is_no_failure(world, clock):
     world.write(450)
     async with world.scheduling(COLD), world.scheduling(COLD):
         with capture_logs() as logs:
@@ -200,7 +190,7 @@ async def test_conflict_is_no_failure(world: World, clock: VirtualClock) -> None
 
 
 @pytest.mark.proves("telemetry/lag-log-cannot-measured")
-async def test_lag_that_cannot_be_measured_is_measured_again(world: World, clock: VirtualClock) -> None:
+async def test_lag_that_cannot_be_measured_is_measured_again(world, clock):
     world.write()
     world.is_measurable = False
     async with world.scheduling(COLD):
@@ -213,7 +203,7 @@ async def test_lag_that_cannot_be_measured_is_measured_again(world: World, clock
         assert world.is_stored_once("cold")
 
 
-async def test_position_of_a_table_is_kept_for_the_next_leader(world: World, clock: VirtualClock) -> None:
+async def test_position_of_a_table_is_kept_for_the_next_leader(world, clock):
     world.write(50)
     async with world.scheduling(COLD):
         await clock.advance(LATE + 2 * world.duration)
@@ -225,8 +215,8 @@ async def test_position_of_a_table_is_kept_for_the_next_leader(world: World, clo
 
 @pytest.mark.proves("telemetry/leader-dies-between-request")
 @given(kills=st.lists(st.floats(0.0, 90.0), min_size=1, max_size=6), duration=st.sampled_from([0.0, 3.0, 40.0]))
-def test_leader_killed_at_any_moment_stores_each_message_once(kills: list[float], duration: float) -> None:
-    async def live() -> None:
+def test_leader_killed_at_any_moment_stores_each_message_once(kills, duration):
+    async def live():
         clock = VirtualClock()
         world = World(clock, partitions=2, duration=duration, batch=20)
         for after in kills:
@@ -243,7 +233,7 @@ def test_leader_killed_at_any_moment_stores_each_message_once(kills: list[float]
         loop.run_until_complete(live())
 
 
-async def test_copies_old_events_and_storage_of_the_answers_are_metrics(world: World, clock: VirtualClock) -> None:
+async def test_copies_old_events_and_storage_of_the_answers_are_metrics(world, clock):
     counted = answer(0, 5, 9, copies=2, old=4, storage={"rows": 500, "bytes": 9_000, "purged": 40})
     world.fault = lambda key: counted if len(world.requests) < 4 else None
     world.write(9)

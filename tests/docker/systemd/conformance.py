@@ -4,8 +4,6 @@
 program in it.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

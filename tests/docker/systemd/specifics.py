@@ -1,7 +1,5 @@
 """What only the systemd driver does. Run inside the container as root, by `test_systemd`, not from outside."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

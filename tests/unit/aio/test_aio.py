@@ -1,7 +1,5 @@
 """The asyncio kit: wake-up, watch cell, back-off, supervision; each cancelled once at every await."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -18,7 +16,7 @@ from osrdyne.testing.clock import VirtualClock
 
 class TestWakeup:
     @pytest.mark.parametrize("timeout", [60, None])
-    async def test_set_during_wait_ends_it_and_leaves_no_task_and_no_sleeper(self, timeout: float | None) -> None:
+    async def test_set_during_wait_ends_it_and_leaves_no_task_and_no_sleeper(self, timeout):
         clock = VirtualClock(monotonic=0)
         wakeup = Wakeup(clock)
         waiting = asyncio.create_task(wakeup.wait(timeout=timeout))
@@ -35,7 +33,7 @@ class TestWakeup:
             assert [await wakeup.wait(timeout=none) for _ in range(2)] == [True, False], "many sets are one"
 
     @pytest.mark.parametrize("timeout", [None, 60, 0])
-    async def test_cancelled_wait_keeps_a_set_that_came(self, clock: VirtualClock, timeout: float | None) -> None:
+    async def test_cancelled_wait_keeps_a_set_that_came(self, clock, timeout):
         wakeup = Wakeup(clock)
         waiting = asyncio.create_task(wakeup.wait(timeout=timeout))
         await asyncio.sleep(0)
@@ -49,7 +47,7 @@ class TestWakeup:
 
 
 class TestWatchCell:
-    async def test_every_reader_but_a_cancelled_one_gets_the_last_value_that_differs(self, clock: VirtualClock) -> None:
+    async def test_every_reader_but_a_cancelled_one_gets_the_last_value_that_differs(self, clock):
         cell = WatchCell(0)
         gone, *staying = [asyncio.create_task(cell.changed()) for _ in range(3)]
         await asyncio.sleep(0)
@@ -65,15 +63,15 @@ class TestWatchCell:
 
 class TestBackoff:
     @given(failures=st.integers(min_value=-5, max_value=10**9), spread=st.floats(0, 1))
-    def test_delay_stays_within_its_limits_whatever_the_count(self, failures: int, spread: float) -> None:
+    def test_delay_stays_within_its_limits_whatever_the_count(self, failures, spread):
         backoff = Backoff(initial=0.5, maximum=30, jitter=0.1)
         assert 0.45 <= backoff.delay(failures, spread=lambda: spread) <= 33
 
 
 class TestEndlessTasks:
     @pytest.mark.parametrize(("fails", "kind"), [(False, TaskEndedError), (True, ValueError)], ids=["returns", "fails"])
-    async def test_task_that_ends_brings_the_group_down(self, fails: bool, kind: type[Exception]) -> None:
-        async def end() -> None:
+    async def test_task_that_ends_brings_the_group_down(self, fails, kind):
+        async def end():
             await asyncio.sleep(0)
             if fails:
                 raise ValueError("orphan processor")
@@ -85,7 +83,7 @@ class TestEndlessTasks:
 
 
 class TestChangeFeed:
-    async def test_every_subscriber_gets_each_change_once_also_after_a_cancelled_wait(self) -> None:
+    async def test_every_subscriber_gets_each_change_once_also_after_a_cancelled_wait(self):
         feed: ChangeFeed[str] = ChangeFeed()
         slow, quick = feed.subscribe(already=["known"]), feed.subscribe()
         waiting = asyncio.create_task(quick.wait())
@@ -100,11 +98,11 @@ class TestChangeFeed:
 
 
 class TestKeyedJobs:
-    async def test_items_of_a_key_go_in_order_and_keys_side_by_side(self) -> None:
+    async def test_items_of_a_key_go_in_order_and_keys_side_by_side(self):
         done: list[str] = []
         gate = asyncio.Event()
 
-        async def work(item: str) -> None:
+        async def work(item):
             if item == "a1":
                 await gate.wait()
             done.append(item)
@@ -119,16 +117,16 @@ class TestKeyedJobs:
         assert (done, jobs.is_busy("a")) == (["b1", "a1", "a2"], False)
 
 
-async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends() -> None:
+async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends():
     states: list[bool] = []
     first_runs, first_may_end = threading.Event(), threading.Event()
 
-    def first() -> None:
+    def first():
         first_runs.set()
         first_may_end.wait(60)
         states.append(gc.isenabled())
 
-    def fails() -> None:
+    def fails():
         states.append(gc.isenabled())
         raise ValueError
 
@@ -144,13 +142,13 @@ async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends(
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
-async def test_first_of_raises_the_exception_of_the_first_and_cancels_the_others() -> None:
+async def test_first_of_raises_the_exception_of_the_first_and_cancels_the_others():
     cancelled = asyncio.Event()
 
-    async def fail() -> None:
+    async def fail():
         raise ValueError("broken")
 
-    async def wait_until_cancelled() -> None:
+    async def wait_until_cancelled():
         try:
             await asyncio.get_running_loop().create_future()
         finally:

@@ -1,7 +1,5 @@
 """Translation of the library's errors, contexts of TLS and failed handshakes, and the consumer's end."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Coroutine
@@ -34,7 +32,6 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     ConfigurationError,
     LeadershipLostError,
-    OsrdyneError,
 )
 from osrdyne.protocol.uri import TlsFiles
 
@@ -62,7 +59,7 @@ from osrdyne.protocol.uri import TlsFiles
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
 )
-def test_fault_of_the_library_becomes_one_of_ours(fault: Exception, kind: type[OsrdyneError]) -> None:
+def test_fault_of_the_library_becomes_one_of_ours(fault, kind):
     with pytest.raises(kind, match="declare queue q") as caught, translated("declare queue q"):
         raise fault
     assert type(caught.value) is kind
@@ -70,7 +67,7 @@ def test_fault_of_the_library_becomes_one_of_ours(fault: Exception, kind: type[O
 
 
 @pytest.mark.parametrize("error", [LeadershipLostError("gone"), ZeroDivisionError()], ids=["ours", "defect"])
-def test_other_error_passes_unchanged(error: Exception) -> None:
+def test_other_error_passes_unchanged(error):
     with pytest.raises(type(error)) as caught, translated("anything"):
         raise error
     assert caught.value is error
@@ -78,7 +75,7 @@ def test_other_error_passes_unchanged(error: Exception) -> None:
         assert describe_end(end).strip(". ") == describe_end(end) != ""
 
 
-async def test_waiter_that_the_library_cancels_or_that_is_out_of_time_is_a_lost_channel() -> None:
+async def test_waiter_that_the_library_cancels_or_that_is_out_of_time_is_a_lost_channel():
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.cancel()
     with pytest.raises(BrokerUnavailableError, match="declare queue q"), translated("declare queue q"):
@@ -88,7 +85,7 @@ async def test_waiter_that_the_library_cancels_or_that_is_out_of_time_is_a_lost_
             await asyncio.Event().wait()
 
 
-async def test_invalid_uri_is_refused_without_showing_it() -> None:
+async def test_invalid_uri_is_refused_without_showing_it():
     for uri in ("", "http://h", "amqp://", "amqp://u:s3cret#@h", "amqp://u:s3cret@h:port"):
         with pytest.raises(ConfigurationError, match="amqp://user:password@host") as caught:
             await connect(ConnectionOptions(uri))
@@ -125,9 +122,7 @@ TUNE = spec.Connection.Tune()
     ],
     ids=["password", "no such host", "host is down", "stops", "hangs up at once"],
 )
-async def test_reason_for_a_close_during_the_log_in_is_reported(
-    frames: tuple[Frame, ...], close: tuple[int, str] | None, kind: type[OsrdyneError], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reason_for_a_close_during_the_log_in_is_reported(frames, close, kind, monkeypatch):
     closes = [] if close is None else [spec.Connection.Close(*close, 0, 0)]
     reason = "amqp://" if close is None else close[1].partition(" ")[0]
     broker = Scripted(*frames, *closes)
@@ -141,7 +136,7 @@ class TestConsumer:
     def delivery(self, tag: int) -> Delivery:
         return Delivery(None, tag, "", "", False, b"", None)  # type: ignore[arg-type]
 
-    async def test_end_with_a_fault_raises_it_to_every_reader_from_then_on(self) -> None:
+    async def test_end_with_a_fault_raises_it_to_every_reader_from_then_on(self):
         consumer = Consumer("q")
         readers = [asyncio.create_task(consumer.get()) for _ in range(2)]
         await asyncio.sleep(0)
@@ -154,7 +149,7 @@ class TestConsumer:
             await anext(consumer)
         assert consumer.ended
 
-    def test_room_is_what_the_present_prefetch_leaves(self) -> None:
+    def test_room_is_what_the_present_prefetch_leaves(self):
         consumer = Consumer("q")
         consumer.begin(2)
         for tag in (1, 2):
@@ -171,7 +166,7 @@ class TestConsumer:
         consumer.end()
         assert ([*rooms, consumer.has_room], consumer.received) == ([False, True, True, False, True, False], 3)
 
-    async def test_deliveries_before_the_end_are_handed_out_and_those_after_it_dropped(self) -> None:
+    async def test_deliveries_before_the_end_are_handed_out_and_those_after_it_dropped(self):
         consumer = Consumer("q")
         reader = asyncio.create_task(consumer.get())
         await asyncio.sleep(0)
@@ -197,10 +192,10 @@ async def cancelled_while_it_waits(work: Coroutine[Any, Any, None]) -> None:
 @pytest.mark.parametrize(
     "fault", [None, aiormq.ChannelClosed(0, "x"), LeadershipLostError("gone"), asyncio.CancelledError()]
 )
-async def test_cancellation_is_raised_also_if_the_library_swallowed_it(fault: BaseException | None) -> None:
+async def test_cancellation_is_raised_also_if_the_library_swallowed_it(fault):
     """`asyncio.wait_for` before Python 3.12 returns an answer that comes together with a cancellation."""
 
-    async def swallow() -> None:
+    async def swallow():
         with translated("open a channel"):
             try:
                 await asyncio.Event().wait()
@@ -211,10 +206,10 @@ async def test_cancellation_is_raised_also_if_the_library_swallowed_it(fault: Ba
     await cancelled_while_it_waits(swallow())
 
 
-async def test_cleaning_up_after_a_cancellation_is_not_cancelled_again() -> None:
+async def test_cleaning_up_after_a_cancellation_is_not_cancelled_again():
     done: list[str] = []
 
-    async def clean_up() -> None:
+    async def clean_up():
         try:
             await asyncio.Event().wait()
         finally:
@@ -226,9 +221,7 @@ async def test_cleaning_up_after_a_cancellation_is_not_cancelled_again() -> None
     assert done == ["closed"]
 
 
-def test_broker_is_checked_unless_that_is_turned_off_and_the_authorities_of_a_file_are_the_only_ones(
-    tmp_path: Path,
-) -> None:
+def test_broker_is_checked_unless_that_is_turned_off_and_the_authorities_of_a_file_are_the_only_ones(tmp_path):
     contexts = [ssl_context(TlsFiles()), ssl_context(TlsFiles(verify=False))]
     found = [(context.verify_mode, context.check_hostname) for context in contexts]
     assert found == [(ssl.CERT_REQUIRED, True), (ssl.CERT_NONE, False)]
@@ -237,7 +230,7 @@ def test_broker_is_checked_unless_that_is_turned_off_and_the_authorities_of_a_fi
     assert ssl_context(TlsFiles(ca_file=str(tmp_path / "ca.pem"))).cert_store_stats()["x509_ca"] == 1
 
 
-def test_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_file_that_cannot_be_used_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match=r"broker\.tls: .*/nowhere/ca\.pem"):
         ssl_context(TlsFiles(ca_file="/nowhere/ca.pem"), place="broker.tls")
     authority, certificate, key = (tmp_path / name for name in ("ca.pem", "c.pem", "k.pem"))
@@ -276,7 +269,7 @@ def alert(reason: str) -> ssl.SSLError:
     ],
     ids=["authority", "expired", "host", "address", "port", "no certificate", "foreign", "else", "no TLS"],
 )
-def test_failed_handshake_is_described_also_behind_another_error(fault: OSError, marker: str) -> None:
+def test_failed_handshake_is_described_also_behind_another_error(fault, marker):
     error = ConnectionError("lost")
     error.__cause__, fault.__cause__ = fault, error
     assert marker in (describe_tls_error(error) or "")

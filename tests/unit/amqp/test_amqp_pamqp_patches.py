@@ -1,12 +1,9 @@
 """Whatever RabbitMQ may deliver is read, and what was read can be sent on unchanged: patches of pamqp, and messages."""
 
-from __future__ import annotations
-
 import math
 import struct
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -93,7 +90,7 @@ LARGE = {
 
 @pytest.mark.proves("hostile/hostile-messages-any-queue")
 @pytest.mark.parametrize("items", LARGE.values(), ids=LARGE)
-def test_large_table_is_read_without_copies_of_its_rest_and_up_to_a_limit(items: list[tuple[bytes, bytes]]) -> None:
+def test_large_table_is_read_without_copies_of_its_rest_and_up_to_a_limit(items):
     """A message with 130 kB of small values took half a second of the leader's event loop."""
     raw = Counted(table(items))
     Counted.copied = 0
@@ -111,7 +108,7 @@ def count(value: object) -> int:
 
 
 @given(st.lists(st.tuples(SHORT, VALUES), max_size=5))
-def test_table_of_any_types_is_read_and_can_be_sent_on(items: list[tuple[bytes, bytes]]) -> None:
+def test_table_of_any_types_is_read_and_can_be_sent_on(items):
     raw = table(items)
     used, headers = decode.field_table(raw)
     assert used == len(raw)
@@ -120,7 +117,7 @@ def test_table_of_any_types_is_read_and_can_be_sent_on(items: list[tuple[bytes, 
 
 
 @given(SHORT, SHORT, SHORT)
-def test_properties_of_any_bytes_round_trip(correlation_id: bytes, reply_to: bytes, app_id: bytes) -> None:
+def test_properties_of_any_bytes_round_trip(correlation_id, reply_to, app_id):
     texts = [raw.decode("utf-8", "surrogateescape") for raw in (correlation_id, reply_to, app_id)]
     sent = spec.Basic.Properties(correlation_id=texts[0], reply_to=texts[1], app_id=texts[2])
     raw = sent.marshal()
@@ -129,7 +126,7 @@ def test_properties_of_any_bytes_round_trip(correlation_id: bytes, reply_to: byt
     assert [value or "" for value in (read.correlation_id, read.reply_to, read.app_id)] == texts
 
 
-def test_timestamp_is_a_moment_or_none() -> None:
+def test_timestamp_is_a_moment_or_none():
     """In seconds or milliseconds; what is beyond all years is none."""
     year = datetime(2026, 1, 1, tzinfo=UTC)
     moments = {0: datetime(1970, 1, 1, tzinfo=UTC), 1_767_225_600: year, 1_767_225_600_000: year}
@@ -140,9 +137,7 @@ def test_timestamp_is_a_moment_or_none() -> None:
 
 
 @given(st.floats(), st.integers(-(2**31), 2**31 - 1), st.integers(0, 255))
-def test_numbers_keep_their_value_unless_rabbitmq_would_end_the_connection(
-    value: float, mantissa: int, scale: int
-) -> None:
+def test_numbers_keep_their_value_unless_rabbitmq_would_end_the_connection(value, mantissa, scale):
     read = decode.field_table(encode.field_table({"f": value}))[1]["f"]
     assert read == (value if math.isfinite(value) else None)
     raw = table([(b"d", b"D" + struct.pack(">Bi", scale, mantissa))])
@@ -151,13 +146,13 @@ def test_numbers_keep_their_value_unless_rabbitmq_would_end_the_connection(
     assert decode.field_table(encode.field_table({"d": decimal}))[1]["d"] == decimal
 
 
-def test_bytes_in_a_table_round_trip() -> None:
+def test_bytes_in_a_table_round_trip():
     headers = {"text": "é", "bytes": b"\xff", "array": bytearray(b"ok"), "table": {"list": [b"\xfe", None, True]}}
     assert decode.field_table(encode.field_table(headers))[1] == headers  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [b"F", b"A"], ids=["tables", "arrays"])
-def test_nesting_without_end_is_cut_off_and_what_follows_is_read(kind: bytes) -> None:
+def test_nesting_without_end_is_cut_off_and_what_follows_is_read(kind):
     value = b"V"
     for _ in range(10_000):
         value = b"F" + table([(b"", value)]) if kind == b"F" else b"A" + sized(value)
@@ -169,7 +164,7 @@ def test_nesting_without_end_is_cut_off_and_what_follows_is_read(kind: bytes) ->
 
 
 @pytest.mark.parametrize("raw", [b"\0\0\0\x05\x01a", struct.pack(">I", 2**32 - 1)])
-def test_table_longer_than_its_data_and_string_longer_than_the_protocol_allows_are_errors(raw: bytes) -> None:
+def test_table_longer_than_its_data_and_string_longer_than_the_protocol_allows_are_errors(raw):
     with pytest.raises(ValueError, match="exceeds"):
         decode.field_table(raw)
     with pytest.raises(TypeError, match="255"):
@@ -188,7 +183,7 @@ SIMPLE = st.one_of(
 
 
 @given(st.dictionaries(st.text(max_size=30), SIMPLE, max_size=20))
-def test_headers_take_no_more_than_the_bound(headers: dict[str, object]) -> None:
+def test_headers_take_no_more_than_the_bound(headers):
     """Wrong on the low side, it would cost a connection. Nested ones have no quick bound."""
     table_length = 4
     encoded = encode.field_table(headers)  # type: ignore[arg-type]
@@ -196,7 +191,7 @@ def test_headers_take_no_more_than_the_bound(headers: dict[str, object]) -> None
     assert Message(headers={**headers, "x-death": [{"count": 1}]}).max_header_bytes() == math.inf
 
 
-def test_copy_never_asks_for_answers_to_ourselves() -> None:
+def test_copy_never_asks_for_answers_to_ourselves():
     """RabbitMQ takes the bare name for the address of the publisher, and closes a channel that has none."""
     bare, channel = "amq.rabbitmq.reply-to", FakeChannel(FakeBroker(VirtualClock()))
     for reply_to, sent_on in ((bare, None), (f"{bare}.g1h2", f"{bare}.g1h2"), ("q", "q")):
@@ -205,7 +200,7 @@ def test_copy_never_asks_for_answers_to_ourselves() -> None:
 
 
 @pytest.mark.parametrize("properties", [{"expiration": "1001"}, {"correlation_id": ""}, {"priority": None}], ids=str)
-def test_delivery_has_the_properties_as_received(properties: dict[str, Any]) -> None:
+def test_delivery_has_the_properties_as_received(properties):
     """aio-pika's message class changes them; once it does not, deliveries can be built on it (decision 0042)."""
     header = ContentHeader(properties=spec.Basic.Properties(**properties))
     deliver = spec.Basic.Deliver("c1", 1, False, "", "q")

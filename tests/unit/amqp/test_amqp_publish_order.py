@@ -1,7 +1,5 @@
 """Publishes on one channel: their order by message id and destination, and the time-out of a confirm."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 
@@ -47,7 +45,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_message_of_an_id_in_flight_waits_and_holds_back_its_destination_alone_unless_it_is_cancelled() -> None:
+async def test_message_of_an_id_in_flight_waits_and_holds_back_its_destination_alone_unless_it_is_cancelled():
     publishes = Publishes()
     await publishes.start(("1", "x", A), ("2", "x", A), ("3", "y", A), ("4", None, A))
     await publishes.start(("5", "z", B), ("6", None, B), ("7", "x", B))
@@ -67,11 +65,11 @@ async def test_message_of_an_id_in_flight_waits_and_holds_back_its_destination_a
 SHORT, NEVER = 0.02, 3600.0
 
 
-async def test_time_stands_still_while_blocked() -> None:
+async def test_time_stands_still_while_blocked():
     answer = asyncio.get_running_loop().create_future()
     looks = iter(range(1_000))
 
-    def is_blocked() -> bool:
+    def is_blocked():
         if next(looks) == 30:  # three times the limit
             answer.set_result("confirmed")
         return True
@@ -80,10 +78,10 @@ async def test_time_stands_still_while_blocked() -> None:
         assert await answer == "confirmed"
 
 
-async def test_silence_raises_a_timeout_and_time_starts_again_after_a_block() -> None:
+async def test_silence_raises_a_timeout_and_time_starts_again_after_a_block():
     looks = 0
 
-    def is_blocked() -> bool:
+    def is_blocked():
         nonlocal looks
         looks += 1
         return looks == 9
@@ -95,8 +93,8 @@ async def test_silence_raises_a_timeout_and_time_starts_again_after_a_block() ->
     assert (looks, task.cancelling()) == (19, 0)
 
 
-async def test_cancellation_from_outside_stays_one() -> None:
-    async def wait() -> None:
+async def test_cancellation_from_outside_stays_one():
+    async def wait():
         with ConfirmTimeout(NEVER, lambda: False):
             await asyncio.Event().wait()
 
@@ -107,12 +105,12 @@ async def test_cancellation_from_outside_stays_one() -> None:
         await task
 
 
-async def test_cancellation_at_the_same_time_wins() -> None:
+async def test_cancellation_at_the_same_time_wins():
     task = asyncio.current_task()
     assert task is not None
     looks = iter(range(10))
 
-    def is_blocked() -> bool:
+    def is_blocked():
         if next(looks) == 9:  # the last look of the time-out
             task.cancel()
         return False

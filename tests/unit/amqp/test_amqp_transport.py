@@ -1,7 +1,5 @@
 """The writer that sends in one call what is written together, and nothing after the close of a channel."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from typing import Any
@@ -36,12 +34,12 @@ class RecordingTransport(asyncio.WriteTransport):
 
 
 @pytest.fixture
-async def transport() -> RecordingTransport:
+async def transport():
     return RecordingTransport()
 
 
 @pytest.fixture
-async def writer(transport: RecordingTransport) -> CoalescingWriter:
+async def writer(transport):
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -49,9 +47,7 @@ async def writer(transport: RecordingTransport) -> CoalescingWriter:
     return CoalescingWriter(transport, protocol, reader, loop)
 
 
-async def test_frames_of_one_pass_leave_as_one_piece_in_order_until_the_connection_closes(
-    transport: RecordingTransport, writer: CoalescingWriter
-) -> None:
+async def test_frames_of_one_pass_leave_as_one_piece_in_order_until_the_connection_closes(transport, writer):
     writer.write(b"one ")
     writer.write(b"two")
     assert transport.sent == []
@@ -65,7 +61,7 @@ async def test_frames_of_one_pass_leave_as_one_piece_in_order_until_the_connecti
 
 
 @pytest.mark.parametrize("ending", [CoalescingWriter.drain, CoalescingWriter.write_eof, CoalescingWriter.close])
-async def test_nothing_stays_behind(transport: RecordingTransport, writer: CoalescingWriter, ending: Any) -> None:
+async def test_nothing_stays_behind(transport, writer, ending):
     writer.write(b"last words")
     if (waiting := ending(writer)) is not None:
         await waiting
@@ -85,7 +81,7 @@ FRAMES = b"".join(
 )
 
 
-async def test_closes_are_seen_however_the_frames_arrive_and_the_end_of_the_socket_at_once() -> None:
+async def test_closes_are_seen_however_the_frames_arrive_and_the_end_of_the_socket_at_once():
     for size in range(1, len(FRAMES) + 1):
         closed: list[int] = []
         reader = FrameReader(asyncio.get_running_loop())
@@ -101,7 +97,7 @@ async def test_closes_are_seen_however_the_frames_arrive_and_the_end_of_the_sock
 
 
 @pytest.mark.parametrize("size", [1, 8, 1000])
-async def test_state_of_the_connection_is_seen_in_its_frames(size: int) -> None:
+async def test_state_of_the_connection_is_seen_in_its_frames(size):
     methods = [
         commands.Connection.Blocked("low on memory"),
         commands.Connection.Unblocked(),
@@ -118,9 +114,7 @@ async def test_state_of_the_connection_is_seen_in_its_frames(size: int) -> None:
     assert (seen, told) == ([(True, False), (False, False), (False, True)], [True, False])
 
 
-async def test_nothing_follows_a_close_before_the_next_open(
-    transport: RecordingTransport, writer: CoalescingWriter
-) -> None:
+async def test_nothing_follows_a_close_before_the_next_open(transport, writer):
     opening, closing, ack = commands.Channel.Open(), commands.Channel.Close(200, "", 0, 0), commands.Basic.Ack(1)
     for number, method in [(1, opening), (2, opening), (1, ack), (1, closing), (1, ack), (1, closing), (2, ack)]:
         writer.write(frame.marshal(method, number))

@@ -1,7 +1,5 @@
 """Messages of streams are the same however the bytes of RabbitMQ are cut, and aiormq gets everything else."""
 
-from __future__ import annotations
-
 import struct
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -70,9 +68,7 @@ def expected(message: Message, offset: int) -> StreamMessage:
     cuts=st.lists(st.integers(0, 5_000), max_size=20),
     offset=st.integers(0, 2**62),
 )
-def test_messages_do_not_depend_on_where_the_bytes_are_cut(
-    messages: list[Message], commands: list[frame.FrameTypes], cuts: list[int], offset: int
-) -> None:
+def test_messages_do_not_depend_on_where_the_bytes_are_cut(messages, commands, cuts, offset):
     others = [frame.marshal(command, 3) for command in commands]
     pieces = [delivered(one, offset=offset + number, channel=7) for number, one in enumerate(messages)]
     mixed = b"".join(piece for pair in zip(pieces, others, strict=False) for piece in pair)
@@ -88,8 +84,8 @@ def test_messages_do_not_depend_on_where_the_bytes_are_cut(
     assert frames.take(7) == []
 
 
-def test_messages_of_two_channels_may_alternate() -> None:
-    def frames_of(number: int) -> list[bytes]:
+def test_messages_of_two_channels_may_alternate():
+    def frames_of(number):
         """A method, a header and two bodies."""
         data, parts = delivered(Message(b"x" * 150), offset=number, channel=number), []
         while data:
@@ -103,7 +99,7 @@ def test_messages_of_two_channels_may_alternate() -> None:
     assert [frames.take(number)[0].offset for number in (1, 2)] == [1, 2]
 
 
-def test_unusual_messages_are_read_and_a_heartbeat_stands_for_them() -> None:
+def test_unusual_messages_are_read_and_a_heartbeat_stands_for_them():
     frames = StreamFrames()
     without_offset = delivered(Message(), offset=1, channel=1).replace(b"x-stream-offset", b"x-another-field")
     assert frames.feed(delivered(Message(), offset=1, channel=1, routing_key="k\udcff")) == HEARTBEAT
@@ -113,7 +109,7 @@ def test_unusual_messages_are_read_and_a_heartbeat_stands_for_them() -> None:
     assert without.offset == -1
 
 
-def test_bytes_that_are_no_frames_are_refused_but_the_answer_to_another_version() -> None:
+def test_bytes_that_are_no_frames_are_refused_but_the_answer_to_another_version():
     with pytest.raises(FrameError):
         StreamFrames().feed(b"\x01\0\0\0\0\0\0\0\0")
     assert StreamFrames().feed(b"AMQP\x00\x00\x09\x01") == b"AMQP\x00\x00\x09\x01"

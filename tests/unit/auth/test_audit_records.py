@@ -1,7 +1,5 @@
 """Records of changes as text, their selection, and what the table of endpoints says about them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -41,7 +39,7 @@ records = st.builds(
 
 
 @given(records)
-def test_record_is_read_as_it_was_written(record: AuditRecord) -> None:
+def test_record_is_read_as_it_was_written(record):
     assert parse_record(record.to_text().encode()) == record
     of_a_later_version = {**json.loads(record.to_text()), "more": 1}
     assert parse_record(json.dumps(of_a_later_version).encode()) == record
@@ -56,12 +54,12 @@ def test_record_is_read_as_it_was_written(record: AuditRecord) -> None:
         json.dumps({"at_ms": 1, "principal": "a", "method": "token", "action": "a", "outcome": "done"}).encode(),
     ],
 )  # fmt: skip
-def test_other_texts_are_no_records(text: bytes) -> None:
+def test_other_texts_are_no_records(text):
     assert parse_record(text) is None
 
 
 @given(st.lists(records, max_size=12, unique_by=lambda record: record.request_id), st.integers(1, 4))
-def test_pages_have_every_record_once_and_the_newest_first(found: list[AuditRecord], limit: int) -> None:
+def test_pages_have_every_record_once_and_the_newest_first(found, limit):
     shown: list[AuditRecord] = []
     query = AuditQuery(limit=limit)
     while True:
@@ -76,7 +74,7 @@ def test_pages_have_every_record_once_and_the_newest_first(found: list[AuditReco
     assert page_of([BEGUN, done], AuditQuery()).records == page_of([done, BEGUN], AuditQuery()).records == (done,)
 
 
-def test_query_selects_by_time_principal_and_action() -> None:
+def test_query_selects_by_time_principal_and_action():
     found = [
         {"since": 1000.0},
         {"until": 1000.001},
@@ -91,7 +89,7 @@ def test_query_selects_by_time_principal_and_action() -> None:
             parse_cursor(text)
 
 
-def test_target_has_what_is_changed_and_nothing_else_of_the_query_and_is_bounded() -> None:
+def test_target_has_what_is_changed_and_nothing_else_of_the_query_and_is_bounded():
     assert target_of(["a%2Fb"], "author=alice&token=secret", ()) == "a/b"
     assert target_of([], "key=a+b%20c&key=%ff&id=1", ["key"]) == "a b c, \\xff"
     assert target_of([], "id=e1&%69d=e2&version=3", ["id"]) == "id e1, id e2"  # the endpoint reads both
@@ -105,7 +103,7 @@ def test_target_has_what_is_changed_and_nothing_else_of_the_query_and_is_bounded
     assert authors == ["b", "a b", None]
 
 
-def test_actions_are_named_after_the_endpoint_and_the_outcome_follows_the_status() -> None:
+def test_actions_are_named_after_the_endpoint_and_the_outcome_follows_the_status():
     actions = {
         "POST /v1/groups/a/stop": "groups.stop", "POST /v1/group/stop": "groups.stop", "PUT /v1/routes": "routes.put",
         "DELETE /v1/circuits/config": "circuits.config.delete", "POST /v1/queues": "queues.create",
@@ -116,7 +114,7 @@ def test_actions_are_named_after_the_endpoint_and_the_outcome_follows_the_status
     assert outcomes == [Outcome.DONE] * 2 + [Outcome.REFUSED] * 2 + [Outcome.FAILED] * 2
 
 
-def test_every_endpoint_that_is_not_a_question_is_a_change() -> None:
+def test_every_endpoint_that_is_not_a_question_is_a_change():
     """A new endpoint with another method than GET is audited, unless it needs no more than `view`."""
     questions = {one.path for one in ENDPOINTS if one.method != "GET" and not one.is_change}
     assert questions == {"/v1/explain", "/v1/capacity"}

@@ -1,7 +1,5 @@
 """Versions of RabbitMQ, and what `doctor` makes of the facts about one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -31,9 +29,7 @@ def version(text: str) -> BrokerVersion:
         ("4.3.6", 7200, 3600, False),
     ],
 )
-def test_longer_work_than_the_consumer_timeout_is_refused(
-    text: str, processing: float, configured: float | None, ok: bool
-) -> None:
+def test_longer_work_than_the_consumer_timeout_is_refused(text, processing, configured, ok):
     settings = Settings(
         worker=WorkerSettings(processing_timeout=processing), requests=RequestSettings(consumer_timeout=configured)
     )
@@ -43,14 +39,14 @@ def test_longer_work_than_the_consumer_timeout_is_refused(
 
 
 @pytest.mark.parametrize(("text", "concurrency"), [("4.3.0", 5), ("4.3.0", 6), ("3.10.8", 6)])
-def test_wait_for_the_rate_that_may_exceed_the_consumer_timeout_has_a_remedy(text: str, concurrency: int) -> None:
+def test_wait_for_the_rate_that_may_exceed_the_consumer_timeout_has_a_remedy(text, concurrency):
     finding = checks.check_consumer_timeout(Settings(worker=WorkerSettings(concurrency=concurrency)), version(text))
     assert finding.ok
     assert ("requests.consumer_timeout to 2160 s" in finding.message) is (concurrency > 5)
     assert ("of rabbitmq.conf" in finding.message) is (text == "3.10.8")
 
 
-def test_tags_decide_what_the_user_may() -> None:
+def test_tags_decide_what_the_user_may():
     found = []
     for tags in ("administrator", "policymaker monitoring", "policymaker", "monitoring", ""):
         [finding] = checks.check_tags(Whoami("u", frozenset(tags.split())))
@@ -70,9 +66,7 @@ def test_tags_decide_what_the_user_may() -> None:
     ],
     ids=["all", "not understood here", "what is needed", "no replies", "some queues", "none"],
 )
-def test_permissions_are_matched_as_rabbitmq_does_and_the_first_missing_one_is_named(
-    configure: str, write: str, read: str, missing: str | None
-) -> None:
+def test_permissions_are_matched_as_rabbitmq_does_and_the_first_missing_one_is_named(configure, write, read, missing):
     finding = checks.check_permissions(Permissions(configure, write, read), pool="p", user="u ser", vhost="v")
     remedy = "set_permissions -p v 'u ser' '^p-' '^(p-.*|amq\\.default)$' '^p-'"
     assert finding.ok is (missing is None)
@@ -80,7 +74,7 @@ def test_permissions_are_matched_as_rabbitmq_does_and_the_first_missing_one_is_n
     assert missing is None or (missing in finding.message and remedy in (finding.remedy or ""))
 
 
-def test_clocks_may_differ_a_little() -> None:
+def test_clocks_may_differ_a_little():
     found = [checks.check_clock(offset, allowed=5.0) for offset in (None, 0.4, -5.9, 6.1, -3600)]
     assert [finding.ok for finding in found] == [True, True, True, False, False]
     assert not found[-1].fatal
@@ -98,14 +92,14 @@ def test_clocks_may_differ_a_little() -> None:
     ],
     ids=["healthy", "silent", "memory", "disk", "down", "files"],
 )
-def test_what_is_wrong_with_a_node_is_found(node: NodeStatus, subject: str | None, fatal: bool) -> None:
+def test_what_is_wrong_with_a_node_is_found(node, subject, fatal):
     [finding] = checks.check_nodes([NODE, node])
     assert finding.ok is (subject is None)
     assert finding.ok or (finding.subject, finding.fatal) == (subject, fatal)
 
 
 @pytest.mark.parametrize(("policy", "ok"), [("p-req", True), (None, True), ("everything", False)])
-def test_a_policy_that_displaces_ours_and_a_missing_feature_flag_are_found(policy: str | None, ok: bool) -> None:
+def test_a_policy_that_displaces_ours_and_a_missing_feature_flag_are_found(policy, ok):
     queue = read_totals({"name": "p-req-a", "policy": policy}, asked_at=0.0)
     assert queue is not None
     assert checks.check_policy([queue], pool="p").ok is ok
@@ -137,10 +131,8 @@ def test_a_policy_that_displaces_ours_and_a_missing_feature_flag_are_found(polic
     ],
 )
 @pytest.mark.proves("hostile/messages-hold-controller-queue")
-def test_controller_queue_that_returns_messages_or_grows_is_named(
-    lengths: list[int], redelivered: list[int], consumers: int, ok: bool
-) -> None:
-    def samples(values: list[int]) -> object:
+def test_controller_queue_that_returns_messages_or_grows_is_named(lengths, redelivered, consumers, ok):
+    def samples(values):
         return {"samples": [{"sample": one, "timestamp": 0} for one in reversed(values)]} if values else []
 
     stats = {"redeliver_details": samples(redelivered)}
@@ -152,7 +144,7 @@ def test_controller_queue_that_returns_messages_or_grows_is_named(
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
-def test_queue_with_the_name_of_a_wait_queue_is_found() -> None:
+def test_queue_with_the_name_of_a_wait_queue_is_found():
     ours, theirs = retry_queue_arguments(PoolNames("p"), 1000), {"x-queue-type": "quorum"}
     named = {"p-retry-1000": ours, "p-retry-2000": theirs, "p-retry-x": theirs, "p-retry-02000": theirs}
     queues = [read_totals({"name": name, "arguments": one}, asked_at=0.0) for name, one in named.items()]
@@ -173,7 +165,7 @@ def test_queue_with_the_name_of_a_wait_queue_is_found() -> None:
         ("next", (0, 0, 0), False, False),
     ],
 )
-def test_version_is_read_and_judged(text: str, expected: tuple[int, int, int], supported: bool, tested: bool) -> None:
+def test_version_is_read_and_judged(text, expected, supported, tested):
     version = BrokerVersion.parse(text)
     assert version == BrokerVersion(*expected)
     assert (version.is_supported, version.is_tested) == (supported, tested)

@@ -1,7 +1,5 @@
 """The queue policy of a pool and the topology, as data."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -33,22 +31,20 @@ def matches(pool: str, queue: str) -> bool:
 
 
 @given(pool=POOL_IDS, other=POOL_IDS, key=KEYS, priority=st.none() | st.integers(0, 9))
-def test_policy_matches_every_key_and_priority_of_its_pool(
-    pool: str, other: str, key: str, priority: int | None
-) -> None:
+def test_policy_matches_every_key_and_priority_of_its_pool(pool, other, key, priority):
     assert matches(pool, PoolNames(pool).request_queue(Key(key), priority))
     assert matches(pool, PoolNames(other).request_queue(Key(key), priority)) is (pool == other)
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_policy_leaves_the_queues_of_the_topology_and_of_others_alone(pool: str) -> None:
+def test_policy_leaves_the_queues_of_the_topology_and_of_others_alone(pool):
     assert not [queue.name for other in POOLS for queue in pool_topology(other).queues if matches(pool, queue.name)]
     others = ("x{}-req-a", "{}-req-a x", "{}-req-~", "X{}-req-a", "{}-reqa", "{}-req-é", "{}.req.a")
     assert not [name for name in others if matches(pool, name.format(pool))]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_policy_keeps_dead_letters_on_every_version_and_has_the_settings_in_rabbitmqs_units(version: str) -> None:
+def test_policy_keeps_dead_letters_on_every_version_and_has_the_settings_in_rabbitmqs_units(version):
     definition = policy_of(version=version)
     assert definition["dead-letter-exchange"] == "p-dl-xchg"
     assert (definition["dead-letter-strategy"], definition["overflow"]) == ("at-least-once", "reject-publish")
@@ -63,14 +59,14 @@ def test_policy_keeps_dead_letters_on_every_version_and_has_the_settings_in_rabb
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.proves("requests/request-runs-longer-rabbitmq")
-def test_consumer_timeout_follows_the_processing_timeout_where_rabbitmq_knows_it(version: str) -> None:
+def test_consumer_timeout_follows_the_processing_timeout_where_rabbitmq_knows_it(version):
     settings = Settings(worker=WorkerSettings(processing_timeout=7200))
     known = version not in {"3.10.8", "3.11.28"}
     definition = pool_policy(settings, BrokerVersion.parse(version)).definition
     assert definition.get("consumer-timeout") == (7_500_000 if known else None)
 
 
-def test_nothing_is_bound_routed_or_dead_lettered_before_its_place_is_declared_and_bound() -> None:
+def test_nothing_is_bound_routed_or_dead_lettered_before_its_place_is_declared_and_bound():
     names, order = PoolNames("p"), list[str]()
     for item in pool_topology("p").declarations:
         if isinstance(item, QueueBinding):
@@ -82,7 +78,7 @@ def test_nothing_is_bound_routed_or_dead_lettered_before_its_place_is_declared_a
 
 
 @pytest.mark.proves("reference-defects/5-exclusive-queues-vanished")
-def test_queues_of_the_pool_lose_no_request_and_have_one_active_consumer() -> None:
+def test_queues_of_the_pool_lose_no_request_and_have_one_active_consumer():
     arguments = {queue.name.removeprefix("p-"): queue.arguments for queue in pool_topology("p").queues}
     for name in ("orphan", "dl", "poison", "leader"):
         assert arguments[name]["x-delivery-limit"] == 1_000_000
@@ -91,11 +87,11 @@ def test_queues_of_the_pool_lose_no_request_and_have_one_active_consumer() -> No
         assert arguments[name]["x-single-active-consumer"] is True
 
 
-def test_request_queue_arguments_carry_the_raw_key() -> None:
+def test_request_queue_arguments_carry_the_raw_key():
     assert request_queue_arguments(PoolNames("p"), Key("é/%41"))["x-osrdyne-key"] == "é/%41"
 
 
-def test_each_queue_of_the_controller_has_one_policy_of_the_pool() -> None:
+def test_each_queue_of_the_controller_has_one_policy_of_the_pool():
     """Without one, a policy for all queues applies to it."""
     names, version = PoolNames("p_1"), BrokerVersion.parse("4.3.6")
     policies = pool_policies(Settings(pool=PoolSettings(id="p_1", kind="managed"), telemetry={"name": "log"}), version)

@@ -1,7 +1,5 @@
 """Which streams the log of telemetry is to have, and what is said of those that contradict the settings."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest
@@ -32,7 +30,7 @@ def changed(**fields: object) -> TelemetrySettings:
     return TelemetrySettings(**{**LOG.model_dump(), **fields})
 
 
-def test_new_log_has_a_stream_for_each_partition_with_its_share_of_the_size() -> None:
+def test_new_log_has_a_stream_for_each_partition_with_its_share_of_the_size():
     planned = plan(changed(max_age="1h", max_bytes="1GiB"))
     assert [queue.name for queue in planned.streams] == ["p-log-0", "p-log-1"]
     assert planned.streams[1].arguments == {
@@ -45,7 +43,7 @@ def test_new_log_has_a_stream_for_each_partition_with_its_share_of_the_size() ->
     assert planned.conflicts == ()
 
 
-def test_log_as_declared_is_kept_and_a_missing_stream_declared_again() -> None:
+def test_log_as_declared_is_kept_and_a_missing_stream_declared_again():
     assert plan(TelemetrySettings(), existing()) == LogPlan()
     found = existing()
     del found[0]
@@ -53,7 +51,7 @@ def test_log_as_declared_is_kept_and_a_missing_stream_declared_again() -> None:
 
 
 @pytest.mark.proves("telemetry/telemetry-partitions-max-age")
-def test_log_keeps_its_partitions_and_retention_when_the_settings_change() -> None:
+def test_log_keeps_its_partitions_and_retention_when_the_settings_change():
     for partitions in (1, 3):
         planned = plan(changed(partitions=partitions, max_bytes=LOG.max_bytes // 2 * partitions), existing())
         assert (planned.partitions, planned.streams) == (2, plan().streams)
@@ -68,13 +66,13 @@ def test_log_keeps_its_partitions_and_retention_when_the_settings_change() -> No
 
 
 @pytest.mark.proves("telemetry/leader-dies-declares-log")
-def test_leader_that_was_killed_while_it_declared_the_log_is_no_conflict() -> None:
+def test_leader_that_was_killed_while_it_declared_the_log_is_no_conflict():
     found = existing(changed(partitions=4, max_bytes=LOG.max_bytes * 2))
     assert plan(changed(partitions=4, max_bytes=LOG.max_bytes * 2), {0: found[0]}).conflicts == ()
 
 
 @pytest.mark.proves("telemetry/queue-stream-name-partition")
-def test_log_is_not_written_while_a_queue_of_another_type_has_its_name() -> None:
+def test_log_is_not_written_while_a_queue_of_another_type_has_its_name():
     planned = plan(found=existing() | {1: {"x-queue-type": "quorum"}})
     assert (planned.partitions, planned.streams) == (0, ())
     [finding] = check_log(planned, name="plant")
@@ -85,19 +83,19 @@ def test_log_is_not_written_while_a_queue_of_another_type_has_its_name() -> None
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=60), st.integers(1, 256))
-def test_partition_is_the_crc_of_the_key(key: str, partitions: int) -> None:
+def test_partition_is_the_crc_of_the_key(key, partitions):
     """Readers and stored positions rely on it."""
     assert partition_of(Key(key), partitions) == zlib.crc32(key.encode()) % partitions
     assert [partition_of(Key(key), 4) for key in ("", "plant/1", "plant/2", "é", "\0")] == [0, 2, 0, 2, 1]
 
 
-def test_streams_are_names_of_the_pool_and_lead_back_to_their_partition() -> None:
+def test_streams_are_names_of_the_pool_and_lead_back_to_their_partition():
     queues = ("p-log-0", "p-log-12", "p-log-01", "p-log-x", "q-log-1")
     assert [NAMES.partition_of_log_stream(queue) for queue in queues] == [0, 12, None, None, None]
     assert ReplyAddresses(NAMES).refuse(QueueName("p-log-3")) is not None
 
 
-def test_log_needs_a_managed_pool_and_the_least_size_for_its_partitions() -> None:
+def test_log_needs_a_managed_pool_and_the_least_size_for_its_partitions():
     with pytest.raises(ValidationError, match=r"telemetry\.name"):
         Settings(telemetry=LOG)
     assert Settings(telemetry=LOG, pool=PoolSettings(kind="managed")).telemetry.name == "plant"

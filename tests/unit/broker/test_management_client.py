@@ -1,7 +1,5 @@
 """The HTTP API client against made-up answers: what it sends, what it survives, and how it fails."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 
@@ -50,11 +48,11 @@ def noting(seen: list[httpx.Request], body: object) -> Handler:
 
 
 @pytest.fixture
-def seen() -> list[httpx.Request]:
+def seen():
     return []
 
 
-def test_virtual_host_is_read_from_the_amqp_uri() -> None:
+def test_virtual_host_is_read_from_the_amqp_uri():
     hosts = {"": "/", "/": "/", "/%2F": "/", "/prod": "prod", "/a%2Fb%25": "a/b%", ":5672/%C3%A9?heartbeat=1": "é"}
     assert {rest: vhost_of(f"amqp://user:p%2Fw@host{rest}") for rest in hosts} == hosts
 
@@ -68,16 +66,14 @@ def test_virtual_host_is_read_from_the_amqp_uri() -> None:
     ],
     ids=["derived", "ipv6", "behind-a-proxy"],
 )
-async def test_the_api_is_asked_below_its_own_address(
-    seen: list[httpx.Request], management_uri: str | None, asked: str
-) -> None:
+async def test_the_api_is_asked_below_its_own_address(seen, management_uri, asked):
     secret = None if management_uri is None else SecretStr(management_uri)
     settings = BrokerSettings(uri=SecretStr(URI), management_uri=secret)
     await ManagementClient(settings, transport=httpx.MockTransport(noting(seen, {}))).whoami()
     assert [str(request.url) for request in seen] == [asked]
 
 
-async def test_credentials_travel_in_the_header_only_and_names_are_escaped(seen: list[httpx.Request]) -> None:
+async def test_credentials_travel_in_the_header_only_and_names_are_escaped(seen):
     whoami = await client(noting(seen, {"name": "us@er", "tags": "administrator,monitoring"})).whoami()
     assert seen[0].headers["authorization"] == httpx.BasicAuth("us@er", "s/ecret")._auth_header
     assert "ecret" not in str(seen[0].url)
@@ -108,7 +104,7 @@ async def test_credentials_travel_in_the_header_only_and_names_are_escaped(seen:
     ],
     ids=["401", "403", "404", "400", "503", "html", "html-404", "wrong-json", "refused", "slow", "not-http", "gzip"],
 )
-async def test_failures_are_translated_without_secrets(handler: Handler, kind: type[OsrdyneError]) -> None:
+async def test_failures_are_translated_without_secrets(handler, kind):
     api = client(handler)
     with pytest.raises(OsrdyneError) as raised:
         await api.overview()
@@ -116,7 +112,7 @@ async def test_failures_are_translated_without_secrets(handler: Handler, kind: t
     assert "ecret" not in f"{raised.value!r} {api!r} {raised.value.fields}"
 
 
-async def test_listing_survives_odd_queues_and_leaves_bindings_of_exchanges_out() -> None:
+async def test_listing_survives_odd_queues_and_leaves_bindings_of_exchanges_out():
     items = [
         {"name": "a", "arguments": {"x": True, "y": [1, {"z": None}], "w": 1.5}, "messages": 3, "state": "running"},
         {"name": "b", "arguments": [], "messages": None, "state": "down"},
@@ -137,7 +133,7 @@ async def test_listing_survives_odd_queues_and_leaves_bindings_of_exchanges_out(
 
 
 @pytest.mark.proves("broker/program-declares-queue-whose")
-async def test_deeply_nested_arguments_and_names_that_are_not_utf8_do_not_break_a_listing() -> None:
+async def test_deeply_nested_arguments_and_names_that_are_not_utf8_do_not_break_a_listing():
     """defects: foreign-queues. Any user of the virtual host who may declare a queue can do that."""
     deep = "[" * 20_000 + '"]"' + "]" * 20_000
     own = {"name": "p-req-a", "arguments": {"k": '["\\{'}}
@@ -150,7 +146,7 @@ async def test_deeply_nested_arguments_and_names_that_are_not_utf8_do_not_break_
     assert [queue.name for queue in queues] == ["a\ufffd"]
 
 
-async def test_listing_of_more_than_a_page_comes_in_one_answer() -> None:
+async def test_listing_of_more_than_a_page_comes_in_one_answer():
     """Pages of a list that changes do not fit together: what moves from one page to another is missed."""
     names = [f"p-req-{number}" for number in range(1200)]
     asked: list[bool] = []
@@ -171,7 +167,7 @@ async def test_listing_of_more_than_a_page_comes_in_one_answer() -> None:
     assert not asked[-1]
 
 
-async def test_clock_is_compared_and_users_are_asked_for_again_when_one_was_deleted_meanwhile() -> None:
+async def test_clock_is_compared_and_users_are_asked_for_again_when_one_was_deleted_meanwhile():
     headers = {"date": "Thu, 01 Jan 1970 00:00:10 GMT", "content-type": "application/json"}
     answer = httpx.Response(200, headers=headers, content=json.dumps({"rabbitmq_version": "3.10.8"}))
     overview = await client(lambda _: answer).overview()

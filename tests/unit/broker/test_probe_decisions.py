@@ -1,7 +1,5 @@
 """What the answers around a probe prove (lifecycle: ready-brings-back, probe), and how it gives requests back."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -14,7 +12,7 @@ from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableErro
 from osrdyne.testing.clock import VirtualClock
 
 
-def test_judgement_of_a_passive_declare() -> None:
+def test_judgement_of_a_passive_declare():
     found = [judge_look_up(QueueInfo(*info)) for info in ((0, 0), (1, 0), (1, 1), (0, 1))]
     # Where there is nothing, the probe must decide.
     assert found == [None, DeleteOutcome.NOT_EMPTY, DeleteOutcome.NOT_EMPTY, DeleteOutcome.IN_USE]
@@ -34,11 +32,11 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("first", "second", "deliveries", "outcome"), ROWS.values(), ids=ROWS.keys())
-def test_probe(first: QueueInfo, second: QueueInfo, deliveries: int, outcome: DeleteOutcome | None) -> None:
+def test_probe(first, second, deliveries, outcome):
     assert judge_probe(first, second, deliveries) is outcome
 
 
-async def test_request_that_is_refused_or_not_confirmed_is_published_until_it_is_taken_or_the_connection_lost() -> None:
+async def test_request_that_is_refused_or_not_confirmed_is_published_until_it_is_taken_or_the_connection_lost():
     for end in (None, BrokerUnavailableError("gone")):
         clock = VirtualClock()
         outcomes: list[BrokerError | None] = [BrokerSilentError("no confirm"), PublishRefusedError("no queue"), end]

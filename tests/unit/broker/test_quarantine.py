@@ -1,8 +1,6 @@
 """A key whose commands cost the leader its token twice is left alone, and the others go on (lifecycle:
 token-channel-never-fails)."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest
@@ -20,7 +18,7 @@ from osrdyne.testing.clock import VirtualClock
 A, B = Key("a"), Key("b")
 
 
-async def test_second_refusal_leaves_the_key_alone_for_a_while_and_no_other(clock: VirtualClock) -> None:
+async def test_second_refusal_leaves_the_key_alone_for_a_while_and_no_other(clock):
     """After one its commands share no answer with others: a second refusal would prove nothing about them."""
     quarantine = Quarantine(clock)
     quarantine.note(A, "first")
@@ -71,7 +69,7 @@ def commands_over(token: Token, clock: VirtualClock) -> RequestQueueCommands:
 
 
 @pytest.mark.proves("controller/rabbitmq-refuses-one-several")
-async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> None:
+async def test_keys_of_a_refused_answer_are_bound_alone(clock):
     """Which of them was refused is not known; the second refusal would be of the right one."""
     token = Token(refuses=1)
     commands = commands_over(token, clock)
@@ -81,7 +79,7 @@ async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> 
     assert token.shared == [True, False]
 
 
-async def test_key_that_ended_the_token_channel_twice_gets_a_fault_and_no_third_command(clock: VirtualClock) -> None:
+async def test_key_that_ended_the_token_channel_twice_gets_a_fault_and_no_third_command(clock):
     token = Token(refuses=3)
     commands = commands_over(token, clock)
     for error in (CommandRefusedError, CommandRefusedError, BrokerConflictError):

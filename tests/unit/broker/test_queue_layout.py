@@ -1,7 +1,5 @@
 """Which queues a group has, in a direct and in a managed pool."""
 
-from __future__ import annotations
-
 import pytest
 
 from osrdyne.broker.topology.layout import QueueLayout
@@ -15,7 +13,7 @@ def names_of(layout: QueueLayout) -> list[tuple[str, str]]:
     return [(queue.name, queue.exchange) for queue in layout.queues(A)]
 
 
-def test_direct_group_has_one_queue_and_keeps_the_priority_queues_from_a_managed_pool() -> None:
+def test_direct_group_has_one_queue_and_keeps_the_priority_queues_from_a_managed_pool():
     layout = QueueLayout(NAMES)
     assert names_of(layout) == [("p-req-a", "p-req-xchg")]
     assert layout.exchanges.declarations == ()
@@ -24,7 +22,7 @@ def test_direct_group_has_one_queue_and_keeps_the_priority_queues_from_a_managed
     assert layout.possible(A) == ("p-req-a_Pri3", "p-req-a")
 
 
-def test_managed_group_has_a_queue_for_each_class_and_what_it_cannot_route_becomes_an_orphan() -> None:
+def test_managed_group_has_a_queue_for_each_class_and_what_it_cannot_route_becomes_an_orphan():
     layout = QueueLayout(NAMES, managed=True, priorities=[7, 0])
     expected = [("p-req-a_Pri0", "p-work-xchg_Pri0"), ("p-req-a_Pri7", "p-work-xchg_Pri7"), ("p-req-a", "p-work-xchg")]
     assert names_of(layout) == expected
@@ -32,7 +30,7 @@ def test_managed_group_has_a_queue_for_each_class_and_what_it_cannot_route_becom
     assert exchanges == dict.fromkeys((exchange for _, exchange in expected), "p-orphan-xchg")
 
 
-def test_group_keeps_an_unused_priority_queue_that_workers_do_not_consume_until_it_is_used_again() -> None:
+def test_group_keeps_an_unused_priority_queue_that_workers_do_not_consume_until_it_is_used_again():
     layout = QueueLayout(NAMES, managed=True, priorities=[1])
     layout.note(A, 1)
     layout.use([2])
@@ -45,7 +43,7 @@ def test_group_keeps_an_unused_priority_queue_that_workers_do_not_consume_until_
 
 
 @pytest.mark.parametrize("priority", [1, None])
-def test_deleted_queue_is_new_again(priority: int | None) -> None:
+def test_deleted_queue_is_new_again(priority):
     layout = QueueLayout(NAMES, managed=True, priorities=[1])
     layout.note(A, priority)
     assert [layout.is_new(A, one) for one in (1, None)] == [one != priority for one in (1, None)]

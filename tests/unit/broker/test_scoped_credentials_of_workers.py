@@ -1,7 +1,5 @@
 """Users of workers: when they are made and removed, in virtual time, with RabbitMQ's HTTP API made up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -81,15 +79,13 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
+def scene():
     return Scene()
 
 
 @pytest.mark.parametrize("of_process", [False, True], ids=["worker", "process"])
-async def test_uri_has_a_password_of_its_own_and_names_a_user_that_gets_its_rights_last(
-    scene: Scene, of_process: bool
-) -> None:
-    async def make() -> str:
+async def test_uri_has_a_password_of_its_own_and_names_a_user_that_gets_its_rights_last(scene, of_process):
+    async def make():
         return await (scene.credentials.uri_for_process(ME) if of_process else scene.credentials.uri_for(KEY, ME))
 
     uri = await make()
@@ -103,7 +99,7 @@ async def test_uri_has_a_password_of_its_own_and_names_a_user_that_gets_its_righ
     assert scene.api.users == {}
 
 
-def test_process_of_pooled_workers_may_report_and_be_asked_and_nothing_else() -> None:
+def test_process_of_pooled_workers_may_report_and_be_asked_and_nothing_else():
     rights, control = process_permissions(NAMES, ME), NAMES.control_queue(ME)
     allowed = {
         "configure": {control},
@@ -119,7 +115,7 @@ def test_process_of_pooled_workers_may_report_and_be_asked_and_nothing_else() ->
         assert {name for name in every if re.search(getattr(rights, kind), name)} == names, kind
 
 
-async def test_half_made_user_is_removed(scene: Scene) -> None:
+async def test_half_made_user_is_removed(scene):
     scene.api.fail_at = "permissions"
     with pytest.raises(BrokerUnavailableError):
         await scene.credentials.uri_for(KEY, ME)
@@ -127,7 +123,7 @@ async def test_half_made_user_is_removed(scene: Scene) -> None:
     assert scene.api.users == {}
 
 
-async def test_user_is_kept_while_its_worker_starts_and_lives(scene: Scene) -> None:
+async def test_user_is_kept_while_its_worker_starts_and_lives(scene):
     await scene.credentials.uri_for(KEY, ME)
     for _ in range(2):  # the second time for a start that is repeated
         await scene.clock.advance(299.0)
@@ -142,7 +138,7 @@ async def test_user_is_kept_while_its_worker_starts_and_lives(scene: Scene) -> N
     assert (scene.credentials.keep(ME), scene.api.users) == (False, {})
 
 
-async def test_ended_worker_is_noticed_at_once_and_its_user_not_used_again(scene: Scene) -> None:
+async def test_ended_worker_is_noticed_at_once_and_its_user_not_used_again(scene):
     await scene.credentials.uri_for(KEY, ME)
     task = asyncio.create_task(scene.credentials.run())
     await scene.clock.settle()
@@ -153,7 +149,7 @@ async def test_ended_worker_is_noticed_at_once_and_its_user_not_used_again(scene
     assert scene.api.users == {}
 
 
-async def test_left_overs_of_an_earlier_leader_are_removed_and_no_others(scene: Scene) -> None:
+async def test_left_overs_of_an_earlier_leader_are_removed_and_no_others(scene):
     others = ["osrdyne-pool_b-prod-x", "osrdyne-pool-+2F-x", "boss"]
     scene.api.users = {name: [] for name in [f"{PREFIX}other", f"{PREFIX}me", *others]}
     scene.alive.add(ME)
@@ -161,7 +157,7 @@ async def test_left_overs_of_an_earlier_leader_are_removed_and_no_others(scene: 
     assert sorted(scene.api.users) == sorted([f"{PREFIX}me", *others])
 
 
-async def test_api_that_fails_is_asked_again_with_growing_pauses(scene: Scene) -> None:
+async def test_api_that_fails_is_asked_again_with_growing_pauses(scene):
     scene.api.fail_at = "users"
     task = asyncio.create_task(scene.credentials.run())
     await scene.clock.advance(60.0)
@@ -172,7 +168,7 @@ async def test_api_that_fails_is_asked_again_with_growing_pauses(scene: Scene) -
     assert scene.api.users == {}
 
 
-def test_keys_and_virtual_hosts_are_kept_apart() -> None:
+def test_keys_and_virtual_hosts_are_kept_apart():
     for key in ODD_KEYS.values():
         read = re.compile(worker_permissions(NAMES, [NAMES.request_queue(key)], ME).read)
         allowed = [other for other in ODD_KEYS.values() if read.search(NAMES.request_queue(other))]
@@ -183,7 +179,7 @@ def test_keys_and_virtual_hosts_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "allowed"), [(False, ["me"]), (True, ["me.pod-1"])], ids=["one", "replicas"])
-def test_user_may_use_the_names_of_its_own_workers_only(replicas: bool, allowed: list[str]) -> None:
+def test_user_may_use_the_names_of_its_own_workers_only(replicas, allowed):
     configure = re.compile(worker_permissions(NAMES, [], ME, replicas=replicas).configure)
     topics = re.compile(control_topics(NAMES, KEY, ME, replicas=replicas))
     ids = ["me", "me.pod-1", "me.", "me.-", "me.a.b", "mex", "me-pod", "other", "other.me", "me.a b"]
@@ -191,7 +187,7 @@ def test_user_may_use_the_names_of_its_own_workers_only(replicas: bool, allowed:
     assert [one for one in ids if topics.search(NAMES.control_worker_routing_key(WorkerId(one)))] == allowed
 
 
-def test_worker_may_write_reports_replies_its_own_queue_and_what_waits_in_a_managed_pool_only() -> None:
+def test_worker_may_write_reports_replies_its_own_queue_and_what_waits_in_a_managed_pool_only():
     write = re.compile(worker_permissions(NAMES, [NAMES.request_queue(KEY)], ME).write)
     names = ["pool-activity-xchg", "pool-ctl-me", "amq.default"]
     refused = ["pool-req-k", "pool-req-xchg", "pool-ctl-xchg", "pool-ctl-other", "amqXdefault", "xamq.default", ""]

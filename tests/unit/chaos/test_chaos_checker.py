@@ -1,7 +1,5 @@
 """The fault suite: its judge notices each thing that it promises to, and one seed gives one schedule and one pool."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -41,7 +39,7 @@ def fault(family: Family, action: Action, target: Target, *, draw: float = 0.5) 
 POISON = Done(fault(Family.POISON, Action.REQUEST, Target.KEY), began=0.0, ended=0.0)
 
 
-def test_confirmed_request_is_owed_one_answer() -> None:
+def test_confirmed_request_is_owed_one_answer():
     verdict = judged(ANSWER, ANSWER)
     assert verdict.passed
     assert (verdict.requests, verdict.duplicates, dict(verdict.statuses)) == (1, 1, {"ok": 2})
@@ -54,7 +52,7 @@ def test_confirmed_request_is_owed_one_answer() -> None:
 
 
 @pytest.mark.parametrize("status", ["delivery_limit", "poison"])
-def test_delivery_limit_needs_an_entry_in_the_inventory(status: str) -> None:
+def test_delivery_limit_needs_an_entry_in_the_inventory(status):
     answer = replace(ANSWER, status=status)
     assert judged(answer, aftermath=Aftermath(poison=["1"]), done=(POISON,)).passed
     assert "inventory: 1" in judged(answer, done=(POISON,)).problems[0]
@@ -79,13 +77,13 @@ def test_delivery_limit_needs_an_entry_in_the_inventory(status: str) -> None:
     ],
     ids=["body", "status", "correlation", "killer", "too few", "fails at last", "given up", "too many", "no failure"],
 )
-def test_answer_that_cannot_be_right_is_a_problem(request_: Sent, answer: Answered, problem: str) -> None:
+def test_answer_that_cannot_be_right_is_a_problem(request_, answer, problem):
     others = [] if answer.correlation_id == request_.correlation_id else [ANSWER]
     verdict = judged(*others, answer, sent=(request_,), rules=RULES if request_.attempts > 1 else None)
     assert [problem in found for found in verdict.problems] == [True]
 
 
-def test_each_thing_left_over_is_a_problem() -> None:
+def test_each_thing_left_over_is_a_problem():
     left: list[dict[str, Any]] = [
         {"queues": ["chaos-req-a"]}, {"messages": {"chaos-orphan": 1}}, {"workers": ["a 1"]}, {"groups": ["a"]},
         {"leaders": 0}, {"leaders": 2}, {"twins": ["a [1, 2]"]}, {"two_leaders": ["once"]}, {"tracebacks": ["a"]},
@@ -121,11 +119,11 @@ KILLED_LEADER = fault(Family.KILL, Action.KILL, Target.LEADER)
         ([KILLED_LEADER], 1.0, {Status.OK, Status.DELIVERY_LIMIT}, replace(RULES, cleans=True)),
     ],
 )
-def test_faults_allow_statuses(faults: list[Fault], waited: float, allowed: set[Status], rules: Rules | None) -> None:
+def test_faults_allow_statuses(faults, waited, allowed, rules):
     assert allowed_statuses(faults, waited=waited, rules=rules) == allowed
 
 
-def test_fault_explains_only_what_happens_in_its_time() -> None:
+def test_fault_explains_only_what_happens_in_its_time():
     request, answer = replace(ASKED, at=101.0), replace(ANSWER, status="start-failed", at=102.0)
     meanwhile, shortly_before = (100.0, 101.0), (10.0, 110.0 - AFTER_EFFECTS)
     after_the_answer, long_before = (103.0, 104.0), (10.0, 20.0)
@@ -137,7 +135,7 @@ def test_fault_explains_only_what_happens_in_its_time() -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_faults_are_possible_in_order_and_within_the_run_and_requests_get_all_their_attempts(seed: int) -> None:
+def test_faults_are_possible_in_order_and_within_the_run_and_requests_get_all_their_attempts(seed):
     faults = make_schedule(seed, 300)
     assert make_schedule(seed, 300) == faults
     for fault in faults:
@@ -152,7 +150,7 @@ def test_faults_are_possible_in_order_and_within_the_run_and_requests_get_all_th
     assert sum(delays) / 1000 < LIFETIME / 1.5
 
 
-def test_every_family_gets_its_share_and_every_action_and_target_is_drawn() -> None:
+def test_every_family_gets_its_share_and_every_action_and_target_is_drawn():
     schedules = [make_schedule(seed, 1800) for seed in range(20)]
     assert min(min(count_families(schedule).values()) for schedule in schedules) >= 20
     drawn = {(fault.family, fault.action, fault.target) for schedule in schedules for fault in schedule}

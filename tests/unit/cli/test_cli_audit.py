@@ -1,7 +1,5 @@
 """`osrdyne audit`: times of its options, pages, and cells of its CSV."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -45,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, daemon: Daemon, *arguments: str) -> str
     return result.stdout
 
 
-def test_time_of_an_option_is_a_date_or_an_age(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_an_option_is_a_date_or_an_age(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: MOMENT)
     daemon = Daemon(1)
     same = ("2026-11-22T10:00:00Z", "2026-11-22T10:00", "2026-11-22T11:00:00+01:00", "2026-11-22 10:00:00", "0h")
@@ -57,7 +55,7 @@ def test_time_of_an_option_is_a_date_or_an_age(monkeypatch: pytest.MonkeyPatch) 
             run(monkeypatch, daemon, "--since", other)
 
 
-def test_pages_are_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_read_up_to_the_limit(monkeypatch):
     daemon = Daemon(2_500)
     lines = run(monkeypatch, daemon, "--limit", "2100", "--who", "alice", "-o", "csv").splitlines()
     assert [asked["limit"] for asked in daemon.asked] == [1_000, 1_000, 100]
@@ -65,7 +63,7 @@ def test_pages_are_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(lines) == len(set(lines)) == 2_101
 
 
-def test_csv_holds_no_formula_and_no_control_character(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_holds_no_formula_and_no_control_character(monkeypatch):
     cells = {text: f"'{text}" for text in ("=1+1", "+1", "-1", "@x", " =1")}
     cells |= {"\t=1": "\\t=1", "a\x1b[2Jb": "a\\x1b[2Jb", "a\nb\u202ec\x9b": "a\\nb\\u202ec\\x9b"}
     for text, cell in cells.items():

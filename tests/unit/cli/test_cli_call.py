@@ -1,9 +1,6 @@
 """`osrdyne call` without a broker: arguments, printing, exit codes."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import typer
@@ -36,7 +33,7 @@ def reply(value: object) -> Reply:
     return Reply(body=json.dumps(value).encode(), content_type="application/json")
 
 
-def test_each_end_has_its_exit_code() -> None:
+def test_each_end_has_its_exit_code():
     ends = {
         1: (RequestFailedError("m"), RequestQueueFullError("m"), ClientClosedError("m")),
         2: (PoolNotFoundError("m"),),
@@ -48,7 +45,7 @@ def test_each_end_has_its_exit_code() -> None:
         assert [module.exit_code(error) for error in errors] == [code] * len(errors)
 
 
-def test_rows_become_a_table_that_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_become_a_table_that_cannot_control_the_terminal(capsys):
     print_answer(reply(ROWS), CallOutput.TABLE)
     printed = capsys.readouterr()
     lines = [line.split() for line in printed.out.splitlines() if line.strip() and "─" not in line]
@@ -66,21 +63,19 @@ def test_rows_become_a_table_that_cannot_control_the_terminal(capsys: pytest.Cap
 @pytest.mark.parametrize(
     "value", [{"a": "é"}, [1], {"columns": [{"name": "a"}], "rows": [[1, 2]]}, {"columns": [1], "rows": []}], ids=str
 )
-def test_other_answers_become_indented_json(value: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_answers_become_indented_json(value, capsys):
     print_answer(reply(value), CallOutput.TABLE)
     assert capsys.readouterr().out == json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("output", [CallOutput.TABLE, CallOutput.JSON])
 @pytest.mark.parametrize(("body", "printed"), [(b"", b""), (b"plain", b"plain\n"), (b"\xff\n", b"\xff\n")], ids=str)
-def test_body_that_is_not_json_is_printed_as_it_is(
-    output: CallOutput, body: bytes, printed: bytes, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_body_that_is_not_json_is_printed_as_it_is(output, body, printed, capfdbinary):
     print_answer(Reply(body=body), output)
     assert capfdbinary.readouterr().out == printed
 
 
-def test_answer_that_is_not_arrow_and_a_password_in_a_flag_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_that_is_not_arrow_and_a_password_in_a_flag_are_refused(capsys):
     with pytest.raises(typer.Exit) as ended:
         print_answer(reply({}), CallOutput.ARROW)
     assert (ended.value.exit_code, "Arrow" in capsys.readouterr().err) == (1, True)
@@ -90,7 +85,7 @@ def test_answer_that_is_not_arrow_and_a_password_in_a_flag_are_refused(capsys: p
     assert module.broker_uri("amqp://host/", Settings()) == "amqp://host/"
 
 
-def test_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
     for name in (module.TOKEN_VARIABLE, f"{module.TOKEN_VARIABLE}_FILE", "OSRDYNE_API_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OSRDYNE_API_TOKEN", "of-the-api")
@@ -110,7 +105,7 @@ def test_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, None), ("10", 10), ("2026-11-22T10:00:00Z",) * 2])
-def test_range_of_the_log_takes_offsets_and_times(text: str | None, expected: object) -> None:
+def test_range_of_the_log_takes_offsets_and_times(text, expected):
     assert range_end(text, "--from") == expected
     with pytest.raises(typer.BadParameter, match="'soon'") as raised:
         range_end("soon", "--to")

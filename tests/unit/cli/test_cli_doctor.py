@@ -1,7 +1,5 @@
 """What `doctor` reports about Java and the cluster of Spark, and what `osrdyne spark` gives the worker's program."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 from pathlib import Path
@@ -30,18 +28,18 @@ def check(environment: dict[str, str], **settings: object) -> Finding:
 
 
 @pytest.mark.parametrize(("pool", "name", "found"), [("p", "answers", 1), ("other", "answers", 0), ("p", "broker", 0)])
-def test_answers_that_wait_are_reported(monkeypatch: pytest.MonkeyPatch, pool: str, name: str, found: int) -> None:
+def test_answers_that_wait_are_reported(monkeypatch, pool, name, found):
     ready = {"pool": pool, "components": [{"name": name, "detail": "3 wait"}]}
     monkeypatch.setattr("osrdyne.client.daemon_api.DaemonApi.get", lambda *_: ready)
     findings = check_answers(Settings.model_validate({"pool": {"id": "p"}}))
     assert [(one.ok, one.fatal, "3 wait" in one.message) for one in findings] == [(False, False, True)] * found
 
 
-def test_no_daemon_reports_no_answers() -> None:
+def test_no_daemon_reports_no_answers():
     assert check_answers(Settings.model_validate({"api": {"port": 1}})) == []
 
 
-def test_java_must_be_17_or_later(tmp_path: Path) -> None:
+def test_java_must_be_17_or_later(tmp_path):
     versions = [f'openjdk version "{version}" 2023-10-17' for version in ("17.0.9", "22-ea", "11.0.1")]
     found = []
     for number, answer in enumerate([*versions, "hello"]):
@@ -55,15 +53,15 @@ def test_java_must_be_17_or_later(tmp_path: Path) -> None:
     [({}, True), ({"driver": "noop"}, False), ({"worker": {"spark_master": "sc://spark"}}, False)],
     ids=["spark here", "no workers", "spark elsewhere"],
 )
-def test_no_java_is_fatal_unless_spark_is_elsewhere(tmp_path: Path, settings: dict[str, object], fatal: bool) -> None:
+def test_no_java_is_fatal_unless_spark_is_elsewhere(tmp_path, settings, fatal):
     finding = check({"PATH": str(tmp_path)}, **settings)
     assert (finding.ok, finding.fatal, finding.remedy is None) == (False, fatal, False)
     wrong_home = check({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, **settings)
     assert f"{tmp_path}/bin/java" in wrong_home.message
 
 
-def test_masters_are_named_without_their_tokens_and_one_reachable_address_is_enough() -> None:
-    def check_master(master: str, *profiles: dict[str, str]) -> list[Finding]:
+def test_masters_are_named_without_their_tokens_and_one_reachable_address_is_enough():
+    def check_master(master, *profiles):
         return check_spark_master(Settings.model_validate({"worker": {"spark_master": master, "profiles": profiles}}))
 
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as master:
@@ -81,10 +79,10 @@ def test_masters_are_named_without_their_tokens_and_one_reachable_address_is_eno
 
 
 @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
-def test_any_key_reaches_the_program_that_infers_columns(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_any_key_reaches_the_program_that_infers_columns(monkeypatch, key):
     started: list[tuple[Any, dict[str, str]]] = []
 
-    def start(command: Any, *, env: dict[str, str], **_: object) -> subprocess.Popen[str]:
+    def start(command, *, env, **_):
         started.append((command, env))
         raise KeyboardInterrupt
 

@@ -1,7 +1,5 @@
 """From the arguments of a call to the message; replies and the errors they stand for; the poison inventory."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Any
@@ -50,7 +48,7 @@ def error_of(reply: Reply) -> RequestError:
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
-def test_every_status_has_an_error_of_its_own(status: Status) -> None:
+def test_every_status_has_an_error_of_its_own(status):
     error = error_of(Reply(status))
     kind = KINDS.get(status, status.name.title().replace("_", ""))
     assert type(error) is getattr(osrdyne.client, f"{kind}Error")
@@ -58,7 +56,7 @@ def test_every_status_has_an_error_of_its_own(status: Status) -> None:
     assert isinstance(error, OsrdyneError)
 
 
-def test_error_carries_the_facts_of_the_answer() -> None:
+def test_error_carries_the_facts_of_the_answer():
     headers = {"x-status": bytearray(b"error"), "x-code": 418, "x-worker-id": "w", "mine": 1}
     body = json.dumps({"error": {"code": "no-such-view", "message": "None.", "path": "/sql", "hint": "y"}}).encode()
     reply = Reply.from_wire(headers=headers, body=body, content_type=None)
@@ -84,7 +82,7 @@ def test_error_carries_the_facts_of_the_answer() -> None:
         assert error.log_lines == ("a", "b")
 
 
-def test_reply_of_another_type_shows_what_it_is() -> None:
+def test_reply_of_another_type_shows_what_it_is():
     with pytest.raises(InvalidMessageError, match="text/plain"):
         Reply(body=b"hello", content_type="text/plain").json()
     for content_type, named in ((None, "accept=ARROW_TYPE"), (ARROW_TYPE, "Arrow")):
@@ -94,7 +92,7 @@ def test_reply_of_another_type_shows_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(("name", "now"), errors.RENAMED.items())
-def test_earlier_names_of_errors_work_with_a_warning(name: str, now: str) -> None:
+def test_earlier_names_of_errors_work_with_a_warning(name, now):
     with pytest.warns(DeprecationWarning, match=now):
         assert getattr(errors, name) is getattr(errors, now)
 
@@ -105,7 +103,7 @@ HEADERS = st.dictionaries(st.text(), st.integers() | st.text(), max_size=3)
 
 
 @given(st.builds(PoisonRecord, deaths=DEATHS, first_at=NUMBERS, last_at=NUMBERS, headers=HEADERS))
-def test_client_reads_the_record_of_the_daemon(sent: PoisonRecord) -> None:
+def test_client_reads_the_record_of_the_daemon(sent):
     document = Entry.model_validate(sent).model_dump(mode="json")
     document["of_a_later_version"] = document["deaths"][0]["of_a_later_version"] = 1
     entry = PoisonEntry.from_document(document)
@@ -130,7 +128,7 @@ def build(key: Any = "k", path: Any = "/p", options: Any = None, **given: Any) -
 
 
 @given(now=st.floats(1e9, 4e9), timeout=st.floats(0.001, 1e6))
-def test_all_fields_of_the_deadline_agree(now: float, timeout: float) -> None:
+def test_all_fields_of_the_deadline_agree(now, timeout):
     message = build(now=now, timeout=timeout).message
     deadline = message.headers["x-deadline"]
     assert isinstance(deadline, int)
@@ -139,7 +137,7 @@ def test_all_fields_of_the_deadline_agree(now: float, timeout: float) -> None:
     assert abs(deadline / 1000 - (now + timeout)) < 0.002
 
 
-def test_only_what_the_caller_wants_is_in_the_message() -> None:
+def test_only_what_the_caller_wants_is_in_the_message():
     one_way = build(reply_to=None, has_deadline=False).message
     assert (one_way.reply_to, one_way.expiration) == (None, None)
     assert not {"x-deadline", "x-progress", "authorization"} & one_way.headers.keys()
@@ -163,7 +161,7 @@ def test_only_what_the_caller_wants_is_in_the_message() -> None:
         ("path", b"/p", TypeError),
     ],
 )
-def test_invalid_argument_is_refused_by_its_name(name: str, value: Any, kind: type[Exception]) -> None:
+def test_invalid_argument_is_refused_by_its_name(name, value, kind):
     with pytest.raises(kind, match=name):
         build(**{name: value})
 
@@ -179,14 +177,14 @@ def test_invalid_argument_is_refused_by_its_name(name: str, value: Any, kind: ty
         (0, (b"0", "application/json")),
     ],
 )
-def test_body_is_bytes_as_they_are_or_json(body: object, encoded: tuple[bytes, str | None]) -> None:
+def test_body_is_bytes_as_they_are_or_json(body, encoded):
     assert encode_body(body) == encoded
     for inexpressible in ({1, 2}, object(), {"a": b"bytes"}, "\ud800"):
         with pytest.raises(InvalidMessageError, match="JSON"):
             encode_body(inexpressible)
 
 
-def test_token_is_sent_as_a_bearer_and_shown_nowhere() -> None:
+def test_token_is_sent_as_a_bearer_and_shown_nowhere():
     request = build(token="secret", headers={"authorization": "Basic x"})
     assert request.message.headers["authorization"] == "Bearer secret"
     assert "secret" not in f"{request} {request.message!r}"

@@ -1,11 +1,8 @@
 """The client without a broker: its errors when it cannot send, and its inquiries about keys that are starting."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +24,7 @@ from osrdyne.protocol.progress import FIRST_INQUIRY
 URI = "amqp://user:s3cret@localhost:1/"
 
 
-async def test_client_that_is_not_open_reports_it() -> None:
+async def test_client_that_is_not_open_reports_it():
     client, blocking = AsyncClient(URI, "pool"), Client(URI, "pool")
     with pytest.raises(ClientClosedError, match="never opened"):
         await client.call("k", timeout=1)
@@ -41,7 +38,7 @@ async def test_client_that_is_not_open_reports_it() -> None:
             blocking.cast("k")
 
 
-async def test_strict_time_out_of_what_was_not_sent_is_one_error_and_no_second() -> None:
+async def test_strict_time_out_of_what_was_not_sent_is_one_error_and_no_second():
     times = CallTimes(now=1e9, timeout=0.001)
     request = build_request("k", "", None, correlation_id="c", times=times, sender=Sender("me"))
     also_reported: list[dict[str, object]] = []
@@ -53,7 +50,7 @@ async def test_strict_time_out_of_what_was_not_sent_is_one_error_and_no_second()
     assert also_reported == []
 
 
-async def test_no_secret_in_a_repr_or_an_error() -> None:
+async def test_no_secret_in_a_repr_or_an_error():
     client = AsyncClient(URI, "pool")
     assert "s3cret" not in f"{client!r} {vars(client)!r}"
     with pytest.raises(ConfigurationError) as raised:
@@ -76,7 +73,7 @@ def connected(connection: Any, **options: Any) -> tuple[AsyncClient, Session]:
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["lost", "too-many-channels"])
-async def test_call_waits_while_its_connection_opens_no_channel(is_closed: bool) -> None:
+async def test_call_waits_while_its_connection_opens_no_channel(is_closed):
     """It is lost, although its first channel is not closed yet, or has too many."""
     fails = AsyncMock(side_effect=BrokerUnavailableError("Could not open a channel."))
     client, _ = connected(SimpleNamespace(is_blocked=False, is_closed=is_closed, channel=fails))
@@ -84,7 +81,7 @@ async def test_call_waits_while_its_connection_opens_no_channel(is_closed: bool)
         await client.call("k", timeout=0.01)
 
 
-async def test_call_that_an_alarm_holds_back_says_so() -> None:
+async def test_call_that_an_alarm_holds_back_says_so():
     """RabbitMQ sends `connection.blocked` only after a publish, so that the request counts as sent."""
     connection = SimpleNamespace(is_blocked=False, is_closed=False)
     client, session = connected(connection, answer_slack=0)
@@ -99,8 +96,8 @@ async def test_call_that_an_alarm_holds_back_says_so() -> None:
     assert raised.value.sent
 
 
-async def test_cancelled_close_ends_with_the_cancellation() -> None:
-    async def end_slowly() -> None:
+async def test_cancelled_close_ends_with_the_cancellation():
+    async def end_slowly():
         try:
             await asyncio.Event().wait()
         finally:
@@ -117,10 +114,10 @@ async def test_cancelled_close_ends_with_the_cancellation() -> None:
     await client.close()
 
 
-def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch):
     has_begun, has_ended = threading.Event(), threading.Event()
 
-    async def parts(*_: object, **__: object) -> AsyncGenerator[bytes, None]:
+    async def parts(*_, **__):
         try:
             has_begun.set()
             await asyncio.Event().wait()
@@ -146,7 +143,7 @@ def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch: p
     client.close()
 
 
-async def test_inquiries_that_are_not_answered_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inquiries_that_are_not_answered_are_forgotten(monkeypatch):
     """A client that always has calls waiting would otherwise remember all of them while the pool has no leader."""
     monkeypatch.setattr(progress, "_MAX_ASKED", 3)
     connection: Any = SimpleNamespace(is_blocked=False)

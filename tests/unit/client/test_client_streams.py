@@ -1,7 +1,5 @@
 """A streamed answer in the client: no row twice, none missing, whatever happens to the workers."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from typing import Any
@@ -32,7 +30,7 @@ def last(parts: int, stream: str = FIRST, attempt: int = 1, status: Status = Sta
 
 
 @pytest.fixture
-def queue() -> PartQueue:
+def queue():
     return PartQueue(credit=4)
 
 
@@ -55,7 +53,7 @@ async def waiting_part(queue: PartQueue) -> list[bytes]:
     return []
 
 
-async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumption(queue: PartQueue) -> None:
+async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumption(queue):
     assert queue.grant is None
     for number in (1, 2):
         queue.arrived(part(number))
@@ -70,9 +68,7 @@ async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumptio
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "never seen before"])
-async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_one(
-    queue: PartQueue, seen: bool
-) -> None:
+async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_one(queue, seen):
     if seen:
         queue.arrived(part(1))
     queue.arrived(part(1, SECOND, attempt=2))
@@ -84,7 +80,7 @@ async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_
     assert await received(queue) == [b"b1", b"b2"]
 
 
-async def test_lost_part_and_stream_that_begins_anew_after_the_first_row_end_the_call(queue: PartQueue) -> None:
+async def test_lost_part_and_stream_that_begins_anew_after_the_first_row_end_the_call(queue):
     queue.arrived(Reply(progress=True, body=b"50 %"))  # of a handler: no part
     queue.arrived(part(1))
     for error in (Reply(Status.EXPIRED), last(7, status=Status.ERROR)):
@@ -100,7 +96,7 @@ async def test_lost_part_and_stream_that_begins_anew_after_the_first_row_end_the
         queue.ends(Reply(content_type="application/json"))
 
 
-async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning(queue: PartQueue) -> None:
+async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning(queue):
     """With `idempotent=True`, after the connection was lost before the first row."""
     queue.repeat()
     queue.arrived(part(1, FIRST, attempt=2))
@@ -116,7 +112,7 @@ async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning
     attempts=st.lists(st.integers(0, 6), max_size=3),
     taken=st.lists(st.booleans(), min_size=40, max_size=40),
 )
-async def test_caller_gets_every_part_once_or_an_error(size: int, attempts: list[int], taken: list[bool]) -> None:
+async def test_caller_gets_every_part_once_or_an_error(size, attempts, taken):
     """Workers stream the numbers 1 to n, and each may be lost at any moment; RabbitMQ keeps the order. `attempts`: how
     many parts each lost worker has sent; `taken`: whether the caller takes a part between two."""
     replies: list[Reply] = []
@@ -142,7 +138,7 @@ async def test_caller_gets_every_part_once_or_an_error(size: int, attempts: list
     assert not ended or len(numbers) == size
 
 
-def test_credit_messages_are_read_from_the_wire_unless_they_are_malformed() -> None:
+def test_credit_messages_are_read_from_the_wire_unless_they_are_malformed():
     for value, credit in ((4, 4), (1000, 64), (0, None), (-1, None), ("4", None), (True, None), (None, None)):
         assert read_wanted_credit({"x-stream-credit": value}) == credit
     for stream, wanted in ((None, None), (FIRST, None), ("x" * 32, 1), (FIRST, -1), (FIRST, "9"), (1, 1)):
@@ -179,7 +175,7 @@ class LossySession(Session):
 
 
 @pytest.mark.proves("requests/client-loses-connection-first")
-async def test_stream_of_a_repeated_request_ends_its_call() -> None:
+async def test_stream_of_a_repeated_request_ends_its_call():
     client = AsyncClient("amqp://localhost:1/", "pool")
     client._state.set(LossySession())
     async with asyncio.timeout(120):

@@ -1,7 +1,5 @@
 """Loading: precedence, origins, and every mistake as one line with its place."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from osrdyne.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -32,7 +30,7 @@ def mistakes(text: str = "", *assignments: str, environment: Mapping[str, str] |
 
 
 @pytest.mark.parametrize("name", ["checkEntireQueueOnCleanup", "CheckEntireQueueOnCleanup"])
-def test_variable_of_the_edge_hub_is_a_setting_and_one_of_kubernetes_or_of_a_command_is_none(name: str) -> None:
+def test_variable_of_the_edge_hub_is_a_setting_and_one_of_kubernetes_or_of_a_command_is_none(name):
     others = ("OSRDYNE_PORT", "OSRDYNE_API_PORT", "OSRDYNE_API_TOKEN", "OSRDYNE_SERVICE_HOST")
     environment = {name: "true", **dict.fromkeys(others, "tcp://10.0.0.1:80")}
     loaded = load("pool: {id: p, kind: managed}", environment=environment)
@@ -41,7 +39,7 @@ def test_variable_of_the_edge_hub_is_a_setting_and_one_of_kubernetes_or_of_a_com
     assert changed == {("requests", "check_entire_queue_on_cleanup"): f"environment {name}"}
 
 
-def test_flag_wins_over_environment_over_file_over_default() -> None:
+def test_flag_wins_over_environment_over_file_over_default():
     text = "pool: {id: file}\napi: {port: 1}\nlog: {level: debug}\n"
     environment = {"OSRDYNE__POOL__ID": "environment", "osrdyne__api__port": "2"}
     loaded = load(text, "pool.id=flag", environment=environment)
@@ -56,14 +54,14 @@ def test_flag_wins_over_environment_over_file_over_default() -> None:
     assert load_settings(environment={"OSRDYNE_CONFIG": "pool.yaml"}).settings.pool.id == "file"
 
 
-def test_variable_of_a_setting_with_too_few_underscores_is_reported() -> None:
+def test_variable_of_a_setting_with_too_few_underscores_is_reported():
     names = ("POOL__ID", "BROKER__URI", "LIFECYCLE__UNBIND_DELAY", "WORKER__CONFIG__A")
     for variable, right in [("osrdyne_pool_id", "POOL__ID"), *((f"OSRDYNE_{name}", name) for name in names)]:
         found = mistakes(environment={variable: "secret"})
         assert f"environment {variable}" in found and f"OSRDYNE__{right}" in found and "secret" not in found
 
 
-def test_mappings_are_merged_key_by_key() -> None:
+def test_mappings_are_merged_key_by_key():
     text = "worker:\n  spark_conf: {spark.ui.enabled: false}\n  config: {a: {b: 1, c: 2}}\n"
     environment = {"OSRDYNE__WORKER__CONFIG__A__B": "[3]", "OSRDYNE__WORKER__CONFIG__TEXT": "plain"}
     loaded = load(text, "worker.spark_conf.spark.executor.memory=2g", environment=environment)
@@ -72,7 +70,7 @@ def test_mappings_are_merged_key_by_key() -> None:
     assert loaded.origins["worker", "config", "a", "c"] == "file pool.yaml:3"
 
 
-def test_lists_sections_and_null_are_json_in_text_and_words_of_yaml_stay_text() -> None:
+def test_lists_sections_and_null_are_json_in_text_and_words_of_yaml_stay_text():
     environment = {
         "OSRDYNE__POOL__PINNED_KEYS": '["a=1,b=2", "漢 🚄"]',
         "OSRDYNE__API": '{"port": 0}',
@@ -122,7 +120,7 @@ def test_lists_sections_and_null_are_json_in_text_and_words_of_yaml_stay_text() 
         ("broker: {tls: {key_file: k}}", "broker.tls (file pool.yaml:1)", "certificate_file"),
     ],
 )
-def test_mistake_in_the_file_names_place_and_remedy(text: str, place: str, marker: str) -> None:
+def test_mistake_in_the_file_names_place_and_remedy(text, place, marker):
     found = mistakes(text)
     assert place in found
     assert marker in found
@@ -146,11 +144,11 @@ def test_mistake_in_the_file_names_place_and_remedy(text: str, place: str, marke
         ({"OSRDYNE__POOL__ID": "a", "osrdyne__pool__id": "b"}, "OSRDYNE__POOL__ID sets it"),
     ],
 )
-def test_mistake_in_a_flag_or_the_environment_names_it(given: str | dict[str, str], place: str) -> None:
+def test_mistake_in_a_flag_or_the_environment_names_it(given, place):
     assert place in (mistakes("", given) if isinstance(given, str) else mistakes(environment=given))
 
 
-def test_secret_in_a_flag_or_given_twice_is_refused_without_showing_it_and_all_mistakes_come_at_once() -> None:
+def test_secret_in_a_flag_or_given_twice_is_refused_without_showing_it_and_all_mistakes_come_at_once():
     in_a_flag = mistakes("", "broker.uri=amqp://u:hidden@h")
     assert "OSRDYNE__BROKER__URI or broker.uri_file" in in_a_flag
     twice = mistakes("broker: {uri_file: x}", environment={"OSRDYNE__BROKER__URI": "amqp://u:hidden@h"})
@@ -161,7 +159,7 @@ def test_secret_in_a_flag_or_given_twice_is_refused_without_showing_it_and_all_m
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_secret_file_is_read_and_its_place_remembered_or_named(encoding: str) -> None:
+def test_secret_file_is_read_and_its_place_remembered_or_named(encoding):
     file, text = Path("uri"), "broker:\n  uri_file: uri"
     for content in (None, b"", b"\xff"):
         if content is not None:
@@ -175,7 +173,7 @@ def test_secret_file_is_read_and_its_place_remembered_or_named(encoding: str) ->
         load_settings(file="nowhere.yaml", environment={})
 
 
-def test_nothing_shown_holds_a_secret() -> None:
+def test_nothing_shown_holds_a_secret():
     """The type of a field decides: in a free mapping any text may be a secret, whatever its name is."""
     text = """
 broker: {uri: 'amqp://u:hidden1@h/v?cert=hidden2', management_uri: 'http://u:hidden3@h'}
@@ -197,7 +195,7 @@ worker:
     assert values["worker", "spark_master"] == "sc://spark:443"
 
 
-def test_driver_option_is_hidden_by_its_type_and_not_by_its_name() -> None:
+def test_driver_option_is_hidden_by_its_type_and_not_by_its_name():
     options = """
 driver:
   name: docker
@@ -220,7 +218,7 @@ driver:
 
 
 @given(st.text(min_size=1))
-def test_no_password_is_shown_whatever_it_holds(password: str) -> None:
+def test_no_password_is_shown_whatever_it_holds(password):
     assert f"1{password}0" not in masked_uri(f"amqp://user:1{password}0@host:5672/")
 
 
@@ -234,5 +232,5 @@ def test_no_password_is_shown_whatever_it_holds(password: str) -> None:
         *((uri, MASK) for uri in ("no uri", "amqp://u:p@[h")),
     ],
 )
-def test_uri_is_shown_without_its_secrets(uri: str, masked: str) -> None:
+def test_uri_is_shown_without_its_secrets(uri, masked):
     assert masked_uri(uri) == masked

@@ -1,7 +1,5 @@
 """The settings: defaults that hold together, and refusals that name the field."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -21,7 +19,7 @@ def models(model: type[Model]) -> dict[str, type[Model]]:
     return found
 
 
-def test_every_setting_has_a_description() -> None:
+def test_every_setting_has_a_description():
     found = {"": Settings, **models(Settings)}
     assert len(found) > 8
     fields = [
@@ -30,7 +28,7 @@ def test_every_setting_has_a_description() -> None:
     assert [name for name, field in fields if not field.description] == []
 
 
-def test_management_uri_follows_from_the_amqp_uri_and_an_invalid_one_is_refused_without_showing_it() -> None:
+def test_management_uri_follows_from_the_amqp_uri_and_an_invalid_one_is_refused_without_showing_it():
     derived = {
         "amqp://u:p@host:5672/vhost": "http://u:p@host:15672",
         "amqps://u:p@host": "https://u:p@host:15671",
@@ -46,7 +44,7 @@ def test_management_uri_follows_from_the_amqp_uri_and_an_invalid_one_is_refused_
         assert "s3cret" not in str(caught.value)
 
 
-def test_worker_configuration_is_what_the_runtime_reads() -> None:
+def test_worker_configuration_is_what_the_runtime_reads():
     settings = Settings.model_validate({"worker": {"config": {"a": 1}, "stop_grace": "5s"}})
     config = settings.worker_config()
     assert (set(config), config["app"]) == ({"runtime", "spark", "app"}, {"a": 1})

@@ -1,7 +1,5 @@
 """Durations and sizes as people write them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from osrdyne.config.types import parse_duration, parse_size
 
 
-def test_durations_and_sizes_are_read() -> None:
+def test_durations_and_sizes_are_read():
     durations = {
         "10s": 10, "5m": 300, "5min": 300, "1h30m": 5400, "1h 30m": 5400, "500ms": 0.5, "2d": 172_800, "1.5s": 1.5,
         "2.5": 2.5, " 7 ": 7, 3: 3, 0: 0, 0.25: 0.25, "PT5M": 300, "pt1h30m": 5400, "P1DT1S": 86_401, "PT0.5S": 0.5,
@@ -24,7 +22,7 @@ def test_durations_and_sizes_are_read() -> None:
     ["", " ", "soon", "10 years", "5minutes", "-5s", "s", "1e3s", "P", "PT", "5s5", True, None, [1], -1, float("nan"),
      float("inf"), 10**400, "9" * 400, "9" * 400 + "d", "9" * 20, "9" * 20 + "s", "P" + "9" * 20 + "D"],
 )  # fmt: skip
-def test_other_values_are_refused_and_the_error_lists_the_accepted_ones(value: object) -> None:
+def test_other_values_are_refused_and_the_error_lists_the_accepted_ones(value):
     with pytest.raises(ValueError, match=r"10s|negative"):
         parse_duration(value)
 
@@ -37,13 +35,13 @@ def test_other_values_are_refused_and_the_error_lists_the_accepted_ones(value: o
         *(("512Mi", "write 512MiB$"), ("4kb", "write 4KiB$")),  # as Kubernetes does
     ],
 )
-def test_anything_else_is_refused_as_a_size_with_the_right_form(value: object, remedy: str) -> None:
+def test_anything_else_is_refused_as_a_size_with_the_right_form(value, remedy):
     with pytest.raises(ValueError, match=remedy):
         parse_size(value)
 
 
 @given(st.text() | st.floats() | st.integers() | st.none())
-def test_nothing_but_a_value_error_comes_out(value: object) -> None:
+def test_nothing_but_a_value_error_comes_out(value):
     for parse in (parse_duration, parse_size):
         try:
             parsed = parse(value)

@@ -1,7 +1,5 @@
 """Profiles: patterns of keys in linear time, effective settings, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -20,14 +18,14 @@ def settings_of(*profiles: dict[str, object], **worker: object) -> Settings:
     return Settings.model_validate({"worker": {"profiles": profiles, **worker}})
 
 
-def test_first_profile_that_matches_counts_and_other_keys_have_the_settings_of_the_pool() -> None:
+def test_first_profile_that_matches_counts_and_other_keys_have_the_settings_of_the_pool():
     settings = settings_of(BIG, {"match": "tpch/{rest}", "concurrency": 4})
     found = [profile_of(settings.worker.profiles, key) for key in ("tpch/sf=10", "tpch/sf=1", "tpch/a/b", "x")]
     assert found == [*settings.worker.profiles, None, None]
     assert settings.with_profile(None) is settings
 
 
-def test_profile_changes_what_it_gives_and_nothing_else() -> None:
+def test_profile_changes_what_it_gives_and_nothing_else():
     settings = settings_of(
         {**BIG, "footprint": "small", "unbind_delay": "1m", "stop_delay": "20s", "placement": "pooled", "spares": 3},
         spark_conf={"spark.ui.enabled": True, "spark.a": "b"},
@@ -44,14 +42,14 @@ def test_profile_changes_what_it_gives_and_nothing_else() -> None:
     assert conf["spark.sql.shuffle.partitions"] == "1"
 
 
-def test_document_of_a_profile_loads_to_the_same_profile() -> None:
+def test_document_of_a_profile_loads_to_the_same_profile():
     profile = settings_of({**BIG, "stop_delay": "1m", "cores": 2, "spark_master": "spark://h:7077"}).worker.profiles[0]
     assert Profile.model_validate(profile.document()) == profile
     settings = settings_of({"match": "a", "stop_delay": "1h"})
     assert settings.with_profile(settings.worker.profiles[0]).worker_config() == settings.worker_config()
 
 
-def test_small_footprint_and_memory_yield_to_the_settings_of_the_user() -> None:
+def test_small_footprint_and_memory_yield_to_the_settings_of_the_user():
     options = "spark.driver.extraJavaOptions"
     conf = {"spark.driver.memory": "1g", options: "-XX:+UseG1GC", "a.b": "c"}
     small = {**SMALL_FOOTPRINT, **conf, options: f"{SMALL_FOOTPRINT[options]} -XX:+UseG1GC"}
@@ -77,19 +75,19 @@ def test_small_footprint_and_memory_yield_to_the_settings_of_the_user() -> None:
         ({"match": "a", "spares": 1}, r"worker\.profiles\.0\.spares: .*placement: pooled"),
     ],
 )
-def test_wrong_profiles_are_refused_with_their_place(profile: dict[str, object], place: str) -> None:
+def test_wrong_profiles_are_refused_with_their_place(profile, place):
     with pytest.raises(ValidationError, match=place):
         settings_of(profile)
 
 
-def test_second_profile_of_one_pattern_and_too_many_profiles_are_refused() -> None:
+def test_second_profile_of_one_pattern_and_too_many_profiles_are_refused():
     with pytest.raises(ValidationError, match=r"worker\.profiles\.1\.match: .*'a'"):
         settings_of({"match": "a"}, {"match": "a"})
     with pytest.raises(ValidationError, match=f"{MAX_PROFILES}"):
         settings_of(*({"match": f"a{number}"} for number in range(MAX_PROFILES + 1)))
 
 
-def test_keys_are_data_and_take_linear_time() -> None:
+def test_keys_are_data_and_take_linear_time():
     """Python's `re` needs about 2 to the power of 40 steps for this key."""
     began = time.process_time()
     assert not Profile(match="{a:(?:x+x+)+y}").matches("x" * 40)
@@ -99,7 +97,7 @@ def test_keys_are_data_and_take_linear_time() -> None:
     assert not [pattern for pattern, key in pairs if Profile(match=pattern).matches(key)]
 
 
-def test_spark_settings_of_profiles_are_hidden_and_refused_without_their_values(tmp_path) -> None:
+def test_spark_settings_of_profiles_are_hidden_and_refused_without_their_values(tmp_path):
     loaded = LoadedSettings(settings_of({**BIG, "spark_conf": {"spark.secret": "hidden"}}), load_settings().origins)
     [shown] = [one.value for one in shown_settings(loaded) if one.path == ("worker", "profiles")]
     assert shown == [{"match": BIG["match"], "memory": 8 * 2**30, "spark_conf": {"spark.secret": "***"}}]
@@ -110,7 +108,7 @@ def test_spark_settings_of_profiles_are_hidden_and_refused_without_their_values(
     assert "hidden" not in str(failure.value)
 
 
-def test_spares_of_different_settings_must_fit_into_the_processes() -> None:
+def test_spares_of_different_settings_must_fit_into_the_processes():
     profiles = ({"match": "a", "concurrency": 2, "spares": 2}, {"match": "b", "concurrency": 3, "spares": 0})
     with pytest.raises(ValidationError, match=r"worker\.profiles: .* 4 processes"):
         settings_of(*profiles, placement="pooled", pooled={"max_processes": 3})

@@ -1,12 +1,10 @@
 """One sentence for the end of a term, however many parts of the daemon noticed it."""
 
-from __future__ import annotations
-
 from osrdyne.daemon.daemon import main_reason
 from osrdyne.errors import BrokerUnavailableError, LeadershipLostError
 
 
-def test_lost_token_says_more_than_the_consumers_that_ended_with_it() -> None:
+def test_lost_token_says_more_than_the_consumers_that_ended_with_it():
     lost, consumer = LeadershipLostError("shutdown"), BrokerUnavailableError("a consumer")
     another = BrokerUnavailableError("another")
     assert main_reason([consumer, lost, another]) is lost

@@ -1,7 +1,5 @@
 """The watch of the application's files in `osrdyne dev`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +21,7 @@ PATIENCE = 60.0
         ("json:app", set()),
     ],
 )
-def test_files_of_the_application_are_those_of_its_package_or_beside_its_module(
-    tmp_path: Path, app: str, watched: set[str]
-) -> None:
+def test_files_of_the_application_are_those_of_its_package_or_beside_its_module(tmp_path, app, watched):
     for name in ("mine.py", "helper.py", "notes.txt", "package/__init__.py", "package/api/web.py", "other/x.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -76,8 +72,6 @@ async def watched(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Watch:
     [("aaabcdd", None, ["d"]), ("abb", "no module", [])],
     ids=["once the files rest", "not if the application cannot be used"],
 )
-async def test_workers_are_replaced(
-    monkeypatch: pytest.MonkeyPatch, states: str, problem: str | None, replaced: list[str]
-) -> None:
+async def test_workers_are_replaced(monkeypatch, states, problem, replaced):
     watch = await watched(Watch(states, problem=problem), monkeypatch)
     assert (watch.replaced, len(watch.reports), (problem or "") in watch.reports[0]) == (replaced, 1, True)

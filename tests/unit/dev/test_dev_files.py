@@ -1,7 +1,5 @@
 """Files of `osrdyne dev`: the announcement of a running stack, and sample data."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 from pathlib import Path
@@ -16,7 +14,6 @@ from osrdyne.dev import sample_data
 from osrdyne.dev.announcement import announced, announcement_file, find_announcement
 from osrdyne.dev.sample_data import generate_tpch
 from osrdyne.errors import ConfigurationError
-from osrdyne.findings import Finding
 
 SETTINGS = Settings(broker=BrokerSettings(uri=SecretStr("amqp://me:secret@127.0.0.1:5999/")))
 NO_PROCESS = 2**22 + 1
@@ -24,12 +21,12 @@ NO_PROCESS = 2**22 + 1
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
 
-def test_announcement_is_a_private_configuration_file_while_the_stack_runs() -> None:
+def test_announcement_is_a_private_configuration_file_while_the_stack_runs():
     with announced(SETTINGS, api_port=4567) as file:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         loaded = load_settings(file=find_announcement(), environment={}).settings
@@ -40,10 +37,10 @@ def test_announcement_is_a_private_configuration_file_while_the_stack_runs() -> 
     assert not file.exists()
 
 
-def test_doctor_beside_a_stack_checks_its_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_beside_a_stack_checks_its_broker(monkeypatch):
     examined = list[Settings]()
 
-    async def examine(settings: Settings) -> list[Finding]:
+    async def examine(settings):
         examined.append(settings)
         return []
 
@@ -54,7 +51,7 @@ def test_doctor_beside_a_stack_checks_its_broker(monkeypatch: pytest.MonkeyPatch
     assert [(one.broker.uri, one.broker.scoped_credentials) for one in examined] == [(SETTINGS.broker.uri, True)]
 
 
-def test_announcement_of_an_ended_process_is_ignored() -> None:
+def test_announcement_of_an_ended_process_is_ignored():
     file = announcement_file()
     file.parent.mkdir(parents=True)
     file.write_text(f"# process {NO_PROCESS}\npool: {{id: x}}\n")
@@ -62,9 +59,7 @@ def test_announcement_of_an_ended_process_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "XDG_STATE_HOME"])
-def test_unwritable_directory_is_named_with_its_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_unwritable_directory_is_named_with_its_variable(tmp_path, monkeypatch, variable):
     (tmp_path / "file").touch()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv(variable, str(tmp_path / "file"))
@@ -75,9 +70,7 @@ def test_unwritable_directory_is_named_with_its_variable(
         pass
 
 
-def test_generator_that_fails_is_an_error_and_a_directory_that_cannot_be_written_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generator_that_fails_is_an_error_and_a_directory_that_cannot_be_written_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sample_data, "_generator", lambda: "tpchgen-cli")
     failed = subprocess.CalledProcessError(1, "tpchgen-cli", stderr="no space left")
     for error in (failed, subprocess.TimeoutExpired("tpchgen-cli", 600.0)):

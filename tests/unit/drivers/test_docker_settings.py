@@ -1,7 +1,5 @@
 """The Docker driver without an engine: options, names, labels, secrets, and containers whose start was interrupted."""
 
-from __future__ import annotations
-
 import io
 import re
 import tarfile

@@ -1,7 +1,5 @@
 """Finding a driver by name, its options, and what it is given."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from unittest.mock import Mock
@@ -47,7 +45,7 @@ def test_entry_point_that_is_not_a_driver_is_refused(monkeypatch, loaded):
         registry.load_driver_class("odd")
 
 
-def test_stack_names_the_broker_without_credentials() -> None:
+def test_stack_names_the_broker_without_credentials():
     stacks = {
         "amqp://guest:guest@localhost:5672/": "localhost:5672//",
         "amqp://other:secret@127.0.0.1": "localhost:5672//",
@@ -64,7 +62,7 @@ def test_worker_command_is_the_script_beside_python_or_the_module(tmp_path, monk
     assert registry.worker_command("a:b") == (str(tmp_path / "osrdyne-worker"), "a:b")
 
 
-def test_only_a_valid_kubernetes_master_has_executors_on_kubernetes() -> None:
+def test_only_a_valid_kubernetes_master_has_executors_on_kubernetes():
     masters = ("k8s://https://host:6443", "k8s://", "yarn", None)
     contexts = [replace(CONTEXT, worker_config={"spark": {"master": master}}) for master in masters]
     assert [context.uses_kubernetes_executors for context in contexts] == [True, False, False, False]
@@ -86,7 +84,7 @@ KUBERNETES = {"name": "kubernetes", "options": {"image": "i:1"}}
         ("kubernetes", {"image": "i:1", "autoscaling": {"mode": "hpa"}}, r"driver\.options\.autoscaling"),
     ],
 )
-def test_driver_that_cannot_start_processes_is_refused(name: str, options: dict[str, object], message: str) -> None:
+def test_driver_that_cannot_start_processes_is_refused(name, options, message):
     driver = {"name": name, "options": options}
     with pytest.raises(ConfigurationError, match=rf"worker\.placement: .*{message}"):
         pool_driver(driver=driver, placement="pooled")
@@ -94,7 +92,7 @@ def test_driver_that_cannot_start_processes_is_refused(name: str, options: dict[
         pool_driver({"match": "a"}, {"match": "b", "placement": "pooled"}, driver=driver)
 
 
-async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_them() -> None:
+async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_them():
     plain = [pool_driver(), pool_driver({"match": "a", "placement": "dedicated"})]
     pooled = [
         pool_driver(placement="pooled"),
@@ -109,12 +107,12 @@ async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_t
 
 
 @pytest.mark.parametrize(("pool", "profile"), [("pooled", "dedicated"), ("dedicated", "pooled")])
-def test_platform_that_counts_workers_has_one_placement_for_all_keys(pool: str, profile: str) -> None:
+def test_platform_that_counts_workers_has_one_placement_for_all_keys(pool, profile):
     with pytest.raises(ConfigurationError, match=r"^worker\.profiles\.0"):
         pool_driver({"match": "a", "placement": profile}, driver=KUBERNETES, placement=pool)
 
 
-def test_driver_that_knows_no_configurations_by_key_is_refused_for_profiles_that_change_workers() -> None:
+def test_driver_that_knows_no_configurations_by_key_is_refused_for_profiles_that_change_workers():
     class Former(FakeDriver):
         def spec_hash(self) -> str:  # type: ignore[override]
             return "former"
@@ -126,7 +124,7 @@ def test_driver_that_knows_no_configurations_by_key_is_refused_for_profiles_that
     assert registry.profile_obstacle(settings, Profile(match="a", stop_delay=60.0), driver) is None
 
 
-def test_profile_with_a_kubernetes_master_needs_a_service_account() -> None:
+def test_profile_with_a_kubernetes_master_needs_a_service_account():
     driver, settings = pool_driver(driver=KUBERNETES), Settings.model_validate({"driver": KUBERNETES})
     found = registry.profile_obstacle(settings, Profile(match="a", spark_master="k8s://https://h:6443"), driver)
     assert found is not None and found.startswith("driver.options.service_account: ")

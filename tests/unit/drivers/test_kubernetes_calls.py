@@ -1,7 +1,5 @@
 """The Kubernetes driver with an API in memory: autoscaler objects, refused watches, a start that is cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """What listed Deployments and Pods mean."""
 
-from __future__ import annotations
-
 import pytest
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod

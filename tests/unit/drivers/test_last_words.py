@@ -1,7 +1,5 @@
 """What workers wrote goes to callers: no password is in it, whatever keeps it."""
 
-from __future__ import annotations
-
 import json
 
 import httpx2

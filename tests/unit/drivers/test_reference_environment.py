@@ -1,7 +1,5 @@
 """`worker.environment: reference`: the AMQP URI is in `WORKER_AMQP_URI` under every driver, and nowhere else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

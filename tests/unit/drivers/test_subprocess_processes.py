@@ -1,7 +1,5 @@
 """Processes as the subprocess driver sees them: what an error of the system says about a process, and what not."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

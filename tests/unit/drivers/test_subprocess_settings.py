@@ -1,7 +1,5 @@
 """Options, directories and environment of the subprocess driver: the parts that need no process."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

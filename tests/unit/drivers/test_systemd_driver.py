@@ -1,7 +1,5 @@
 """The systemd driver on a systemd in memory, for events that are rare on the real one, and its environment files."""
 
-from __future__ import annotations
-
 import asyncio
 import stat
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Names, texts and ends of units, and what doctor thinks of a template unit."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -124,7 +122,7 @@ def test_unit_that_does_not_fit_is_reported_with_its_remedy_and_the_shipped_one_
     assert [judge(grace).ok for grace in (None, 60.0, 300.0)] == [True] * 3
 
 
-def test_time_span_as_systemctl_shows_it() -> None:
+def test_time_span_as_systemctl_shows_it():
     spans = {"5min": 300.0, "1min 30s": 90.0, "1.5s": 1.5, "200ms": 0.2, "1h 2min": 3720.0, "infinity": math.inf}
     assert {text: seconds(text) for text in spans} == pytest.approx(spans)
     assert [seconds(other) for other in ("", "0", "soon", "1.5s x")] == [None] * 4

@@ -1,7 +1,5 @@
 """Plans of capacity: the worked examples of the operators' document, and an oracle that takes message by message."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 
@@ -40,7 +38,7 @@ class TestWorkedExamples:
         ],
         ids=["fits", "stops after nine and a quarter hours", "falls behind"],
     )
-    def test_steady_load(self, messages: int, events: str, expected: tuple[Any, ...]) -> None:
+    def test_steady_load(self, messages, events, expected):
         accepted, used_up_after, growth, fits = expected
         found = steady(messages, events)
         assert (found.accepted, quota(found).used_up_after, found.fits) == (accepted, used_up_after, fits)
@@ -52,7 +50,7 @@ class TestWorkedExamples:
         [(Fraction(4_320), 129_600, 150), (Fraction(72_000, 30), 72_000, 70)],
         ids=["six times the rate", "the graph"],
     )
-    def test_half_an_hour_of_load_drains_later(self, rate: Fraction, accepted: int, minutes: int) -> None:
+    def test_half_an_hour_of_load_drains_later(self, rate, accepted, minutes):
         found = plan(Load((Phase(Fraction(30), rate),)), S2, STORE)
         assert found.queue is not None
         assert (found.accepted, found.queue.drained) == (accepted, 30 + minutes)
@@ -79,9 +77,7 @@ def simulate(messages: list[Fraction], events: int, hub: Hub, store: Store) -> t
     start=st.integers(0, 1439),
     spans=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 8)), min_size=1, max_size=4),
 )
-def test_plans_agree_with_every_message(
-    quota: int, rate: int, events: int, start: int, spans: list[tuple[int, int]]
-) -> None:
+def test_plans_agree_with_every_message(quota, rate, events, start, spans):
     hub = Hub(HubTier("small", quota, 4096, 1, 1, 1), 1)
     store = Store(StoreTier("small", rate, 1, 10**6), 1)
     load = Load(
@@ -108,7 +104,7 @@ def ask(**question: Any) -> dict[str, Any]:
     return answer(CapacityQuestion.model_validate(question), PriceSettings().by_tier())
 
 
-def test_more_units_than_a_tier_has_lead_to_the_next_tier_and_a_new_store() -> None:
+def test_more_units_than_a_tier_has_lead_to_the_next_tier_and_a_new_store():
     found = ask(load=[{"rate": "200000000/day"}], hub="iot-hub-s1", hub_units=200, store="store-s1")
     assert (found["fits"], found["cheapest"]) == (False, None)
     found = ask(load=[{"rate": "90000000/day"}], hub="iot-hub-s1", hub_units=200)
@@ -118,20 +114,20 @@ def test_more_units_than_a_tier_has_lead_to_the_next_tier_and_a_new_store() -> N
     assert (found["fits"], found["cheapest"]["store"], len(found["notes"])) == (True, "store-s2", 1)
 
 
-def test_large_messages_count_in_blocks_and_the_send_rate_is_used_up_at_once() -> None:
+def test_large_messages_count_in_blocks_and_the_send_rate_is_used_up_at_once():
     found = ask(load=[{"rate": "1/min", "message_size": "10KiB", "event_size": "2.6KiB"}], store="store-s1")
     assert [meter["demand"] for meter in found["meters"]] == [3 * 1440, pytest.approx(1 / 60), 3]
     found = ask(load=[{"rate": "150/s", "duration": "1m"}])
     assert (found["meters"][1]["gives_out"], found["meters"][1]["excess"], found["accepted"]) == (0, 3000, 6000)
 
 
-def test_a_queue_that_outlasts_the_day_is_counted_from_the_second_day() -> None:
+def test_a_queue_that_outlasts_the_day_is_counted_from_the_second_day():
     spike = [{"duration": "6h", "rate": "2000/min"}]
     found = ask(load=spike, start="20h", repeats=True, hub="iot-hub-s2", store="store-s1")
     assert (found["queue"]["drained"] is not None, found["queue"]["worst_events"]) == (True, 6 * 60 * 1280)
 
 
-def test_wrong_questions_are_refused() -> None:
+def test_wrong_questions_are_refused():
     loads = ([], [{"rate": "1/week"}], [{"rate": -1}], [{"rate": float("nan")}], [{"rate": 1}, {"rate": 2}])
     questions: list[dict[str, Any]] = [{"load": load} for load in loads]
     questions += [
@@ -159,9 +155,7 @@ def test_wrong_questions_are_refused() -> None:
     ],
     ids=["too long", "fits", "no more than it takes", "nothing", "not asked", "busiest day"],
 )  # fmt: skip
-def test_a_store_keeps_what_it_has_room_for(
-    question: dict[str, Any], days: float | None, needed: float | None, units: int | None
-) -> None:
+def test_a_store_keeps_what_it_has_room_for(question, days, needed, units):
     found = ask(store="store-s1", hub="iot-hub-s3", **question)
     assert found["storage"] == {"events": 30_000_000, "days": days, "needed": needed}
     assert found["fits"] == (units == 1)
@@ -179,7 +173,7 @@ def test_a_store_keeps_what_it_has_room_for(
     ],
     ids=["full", "old", "bytes", "invalid", "once"],
 )  # fmt: skip
-def test_pool_keeps_a_load_until_it_is_full_or_old(table: object, load: dict[str, Any], days: tuple[Any, ...]) -> None:
+def test_pool_keeps_a_load_until_it_is_full_or_old(table, load, days):
     log = {"name": "sensors", "max_age": "7d", "max_bytes": 5 * 1000 * 2**20, "partitions": 1}
     worker = {"config": {"tables": {"warm": table}}}
     settings = Settings.model_validate({"pool": {"kind": "managed"}, "telemetry": log, "worker": worker})

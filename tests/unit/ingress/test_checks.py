@@ -1,7 +1,5 @@
 """The order of the checks at the ingress: the first that decides ends it, and `explain` sees the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -49,9 +47,7 @@ def delivery_check(decide: Callable[[], Refusal | None], log: list[str]) -> Deli
 
 
 @pytest.mark.parametrize("refusing", [*REQUEST_CHECKS, None])
-def test_checks_follow_the_order_of_the_module_until_the_first_refusal_and_then_nothing_counts(
-    refusing: str | None,
-) -> None:
+def test_checks_follow_the_order_of_the_module_until_the_first_refusal_and_then_nothing_counts(refusing):
     log: list[str] = []
     checks = IngressChecks([request_check(name, log, refuses=name == refusing) for name in reversed(REQUEST_CHECKS)])
     refusal = checks.refuse_request(sample(), now_ms=0)
@@ -69,9 +65,7 @@ def test_checks_follow_the_order_of_the_module_until_the_first_refusal_and_then_
     [(Refusal(Status.CIRCUIT_OPEN, "open"), "refused"), (None, "passed")],
     ids=["refused", "passed"],
 )
-def test_check_of_a_delivery_learns_the_decision_unless_it_is_only_explained(
-    refusal: Refusal | None, noted: str
-) -> None:
+def test_check_of_a_delivery_learns_the_decision_unless_it_is_only_explained(refusal, noted):
     log: list[str] = []
     checks = IngressChecks((), [delivery_check(lambda: refusal, log)])
     arrival = sample()
@@ -82,7 +76,7 @@ def test_check_of_a_delivery_learns_the_decision_unless_it_is_only_explained(
     assert log == [noted]
 
 
-def test_key_and_age_are_checked() -> None:
+def test_key_and_age_are_checked():
     checks = IngressChecks([AGE_CHECK, KEY_CHECK])
     late = sample_arrival("a", "", headers={}, body=None, app_id=None, timeout=1.0, now=1000.0)
     refused = checks.refuse_request(late, now_ms=1_001_001)
@@ -91,7 +85,7 @@ def test_key_and_age_are_checked() -> None:
     assert refused.status is Status.EXPIRED
 
 
-def test_explanation_shows_what_each_check_says_and_counts_nothing() -> None:
+def test_explanation_shows_what_each_check_says_and_counts_nothing():
     log: list[str] = []
     checks = IngressChecks([request_check("size", log)], [delivery_check(lambda: None, log)])
     explanation = explain(sample(), None, splitter=None, names=PoolNames("p"), limits=LIMITS, checks=checks)
@@ -101,7 +95,7 @@ def test_explanation_shows_what_each_check_says_and_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("stage", ["request", "delivery"])
-def test_explanation_ends_with_the_refusal_of_a_check(stage: str) -> None:
+def test_explanation_ends_with_the_refusal_of_a_check(stage):
     log: list[str] = []
     of_requests = [request_check("quota", log, refuses=stage == "request"), request_check("size", log)]
     checks = IngressChecks(of_requests, [delivery_check(lambda: Refusal(Status.CAPACITY, "no room"), log)])

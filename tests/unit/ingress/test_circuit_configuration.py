@@ -1,10 +1,7 @@
 """The document of the circuit breaker: keys, defaults, bounds and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +52,7 @@ def refused(document: object) -> list[str]:
         scope=st.sampled_from(CircuitScope),
     )
 )
-def test_stored_document_is_the_same_configuration(configuration: CircuitConfiguration) -> None:
+def test_stored_document_is_the_same_configuration(configuration):
     assert load_circuits_json(json.dumps(configuration.document())) == configuration
 
 
@@ -83,16 +80,16 @@ def test_stored_document_is_the_same_configuration(configuration: CircuitConfigu
         ({"onOpen": 1, "unlockQueues": {"enabled": 1}}, "onOpen unlockQueues.enabled"),
     ],
 )
-def test_every_wrong_value_is_refused_with_its_path(given_keys: dict[str, Any], path: str) -> None:
+def test_every_wrong_value_is_refused_with_its_path(given_keys, path):
     assert sorted(refused(given_keys)) == path.split()
 
 
-def test_circuit_that_could_not_open_if_all_requests_fail_is_refused() -> None:
+def test_circuit_that_could_not_open_if_all_requests_fail_is_refused():
     assert refused({"minQueueSampleCount": 10, "maxQueueSampleCount": 9}) == ["minQueueSampleCount"]
     load_circuits('{"minQueueSampleCount": 10, "maxQueueSampleCount": 10}')
 
 
-def test_what_never_opens_or_never_recovers_is_warned_of() -> None:
+def test_what_never_opens_or_never_recovers_is_warned_of():
     configurations: dict[str | None, CircuitConfiguration] = {
         "openToHalfOpen.enabled": replace(WORKING, open_to_half_open=DEFAULTS.open_to_half_open),
         "unlockSampleQueues.enabled": replace(WORKING, probe=DEFAULTS.probe),

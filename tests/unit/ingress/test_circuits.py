@@ -4,10 +4,7 @@ Samples, ratios, the order of groups and of probes, and changes of the configura
 model in random sequences, here and in `tests/component/ingress/test_circuit_sequences.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from circuit_model import run_sequence
@@ -45,7 +42,7 @@ def opened(configuration: CircuitConfiguration = CONFIGURATION, keys: str = "abc
     return breaker
 
 
-def test_outcome_counts_by_its_code() -> None:
+def test_outcome_counts_by_its_code():
     outcomes: dict[bool | None, list[tuple[str, int | None]]] = {
         True: [("ok", None), ("ok", 204), ("error", 409)],
         False: [("ok", 300), ("error", None), ("error", 503), ("retried", 200)],
@@ -57,7 +54,7 @@ def test_outcome_counts_by_its_code() -> None:
         assert [succeeded(*outcome) for outcome in found] == [expected] * len(found)
 
 
-def test_closed_circuits_are_forgotten_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_circuits_are_forgotten_before_there_are_too_many(monkeypatch):
     monkeypatch.setattr(breaker_module, "MAX_CIRCUITS", 2)
     breaker = opened()
     for route in ("second", "third"):
@@ -67,7 +64,7 @@ def test_closed_circuits_are_forgotten_before_there_are_too_many(monkeypatch: py
     assert (len(hashes), CircuitId("r").hash) == (9, "cf65d21d5536356e")
 
 
-def test_rejected_request_learns_when_the_circuit_is_half_open_unless_only_a_person_knows() -> None:
+def test_rejected_request_learns_when_the_circuit_is_half_open_unless_only_a_person_knows():
     breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT))
     admission = breaker.admit("r", Key("a"), now_ms=NOW + 300)
     assert (admission.verdict, admission.retry_after_ms) == (Verdict.REJECT, 700)
@@ -77,7 +74,7 @@ def test_rejected_request_learns_when_the_circuit_is_half_open_unless_only_a_per
     assert breaker.next_step_ms() is None
 
 
-def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe() -> None:
+def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe():
     breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT), keys="aaaa")
     assert breaker.advance(now_ms=NOW + 1_000)[1:] == (SendProbe(ROUTE, Key("a")),)
     breaker.probe_missing(ROUTE, now_ms=NOW + 1_000)
@@ -106,7 +103,7 @@ def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe() -> None:
         ({"probe": {"key": "a", "since": 0, "request": None}}, "circuits[0].probe"),
     ],
 )
-def test_unreadable_state_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
+def test_unreadable_state_is_refused_with_its_path(change, path):
     document = opened().state.to_json()
     [name] = change
     document.update(change) if name in document else document["circuits"][0].update(change)
@@ -116,5 +113,5 @@ def test_unreadable_state_is_refused_with_its_path(change: dict[str, Any], path:
 
 
 @given(st.binary(max_size=200))
-def test_any_sequence_is_as_in_the_model(content: bytes) -> None:
+def test_any_sequence_is_as_in_the_model(content):
     run_sequence(content)

@@ -1,7 +1,5 @@
 """The condition language of routes: the cases of a file, and what holds for every text and every request."""
 
-from __future__ import annotations
-
 import encodings
 import json
 from pathlib import Path
@@ -26,14 +24,14 @@ SAMPLE = Sample({"word": "abc", "number": "3", "empty": None}, {"key": "plant=4"
 JSON = {"contentType": "application/json", "contentEncoding": "utf-8"}
 
 
-def test_condition_gives_what_the_language_says() -> None:
-    def check(line: str) -> None:
+def test_condition_gives_what_the_language_says():
+    def check(line):
         assert evaluate_line(line) == json.loads(line)["expected"]
 
     assert failures(CASES, check) == {}
 
 
-def test_every_function_has_a_case_and_is_documented() -> None:
+def test_every_function_has_a_case_and_is_documented():
     words = "\n".join(CASES).lower()
     page = (ROOT / "docs" / "reference" / "routes" / "conditions.md").read_text(encoding="utf-8")
     names = [*FUNCTIONS, "concat"]
@@ -58,7 +56,7 @@ def test_every_error_is_reported_once_with_its_column(condition, expected):
     assert columns == (expected or columns[:1])
 
 
-def test_thousands_of_operands_are_neither_deep_nor_large() -> None:
+def test_thousands_of_operands_are_neither_deep_nor_large():
     condition = compile_condition(" OR ".join(["word='no'"] * 1000) + " OR word='abc'")
     assert condition.evaluate(SAMPLE) is True
     condition = compile_condition("is_defined(" + "||".join(["a"] * 5000) + ")")
@@ -82,7 +80,7 @@ def test_header_of_bytes_is_a_string_and_a_table_is_undefined(word, result):
     ],
     ids=["true", "false", "no JSON", "deep", "bytes", "long"],
 )
-def test_body_that_is_parsed_in_advance_has_the_same_values(body: bytes, result: object) -> None:
+def test_body_that_is_parsed_in_advance_has_the_same_values(body, result):
     condition = compile_condition("$body.a[1].b = 2.5 AND $body.a[0].b < 2 AND $body.c = 'x' AND $body.d")
     deferred, text = Sample({}, JSON, body), Sample({}, {"contentType": "text/plain"}, body)
     for sample in (deferred, text):
@@ -139,7 +137,7 @@ def test_work_on_one_request_is_limited_and_counted_but_not_what_was_before_its_
     assert cheap.evaluate(sample) is UNDEFINED, "the request has no more"
 
 
-def test_repeated_part_is_evaluated_once() -> None:
+def test_repeated_part_is_evaluated_once():
     sample = Sample({"word": "x" * 2**20}, {}, b"")
     repeated = " OR ".join(f"length(LOWER(Word)) = {number}" for number in range(400))
     assert compile_condition(repeated + " OR length(lower(word)) = 1048576").evaluate(sample) is True
@@ -176,7 +174,7 @@ SYMBOLS = [
 
 
 @given(st.lists(st.sampled_from(WORDS + SYMBOLS), max_size=12).map(" ".join) | st.text(max_size=40))
-def test_any_text_is_a_condition_or_an_error_inside_it(text: str) -> None:
+def test_any_text_is_a_condition_or_an_error_inside_it(text):
     try:
         result = compile_condition(text).evaluate(SAMPLE)
     except InvalidDocumentError as error:

@@ -1,19 +1,11 @@
 """The lifetime of a created queue: its stored record, and when it is over."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.ingress.policies.lifetimes import (
-    Countdown,
-    CreatedQueue,
-    EndReason,
-    LifetimeState,
-    read_record,
-)
+from osrdyne.ingress.policies.lifetimes import Countdown, CreatedQueue, EndReason, LifetimeState, read_record
 from osrdyne.protocol.names import Key
 
 DAY = 86400.0
@@ -32,7 +24,7 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_record_is_read_as_it_was_stored(record: CreatedQueue) -> None:
+def test_record_is_read_as_it_was_stored(record):
     assert read_record(json.loads(json.dumps(record.stored()))) == record
 
 
@@ -42,7 +34,7 @@ def test_record_is_read_as_it_was_stored(record: CreatedQueue) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_anything_else_is_not_a_record(value: object) -> None:
+def test_anything_else_is_not_a_record(value):
     assert read_record(value) is None
     record = CreatedQueue(Key("a"), {}, "me", 0.0, 0.0, 1.0)
     assert read_record({**record.stored(), "state": value}) is None
@@ -52,7 +44,7 @@ def test_anything_else_is_not_a_record(value: object) -> None:
     lifetime=st.floats(30, 21 * DAY),
     jumps=st.lists(st.tuples(st.floats(0, 3 * DAY), st.floats(-2 * DAY, 2 * DAY)), max_size=6),
 )
-def test_clock_that_jumps_never_ends_a_queue_early(lifetime: float, jumps: list[tuple[float, float]]) -> None:
+def test_clock_that_jumps_never_ends_a_queue_early(lifetime, jumps):
     """Some time passes, then the wall clock jumps, again and again."""
     countdown = Countdown.begin(1e9 + lifetime, wall=1e9, monotonic=50.0)
     passed = offset = 0.0
@@ -67,6 +59,6 @@ def test_clock_that_jumps_never_ends_a_queue_early(lifetime: float, jumps: list[
         assert countdown.is_over(wall=wall + due + 1e-3, monotonic=monotonic + due + 1e-3)
 
 
-def test_ending_keeps_its_first_reason() -> None:
+def test_ending_keeps_its_first_reason():
     record = CreatedQueue(Key("a"), {}, "me", 0.0, 0.0, 1.0).ending(EndReason.EXPIRED)
     assert record.ending(EndReason.DELETED).reason is EndReason.EXPIRED

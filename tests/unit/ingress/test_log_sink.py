@@ -1,7 +1,5 @@
 """Routes whose sink is the log of telemetry: their text, what they make of a request, and how that is explained."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -34,7 +32,7 @@ def explained(of_pool: Log, **routes: object) -> Explanation:
     return explain(arrival(), table(**routes), splitter=None, names=PoolNames("p"), limits=LIMITS, log=of_pool)
 
 
-def test_sink_of_a_stream_is_the_log_of_its_name() -> None:
+def test_sink_of_a_stream_is_the_log_of_its_name():
     for text in (LOG, LOG.replace("streams", "Streams").replace("/log", "/LOG")):
         [route] = table(log=text).manifest.routes
         assert (route.statement.endpoint.log, route.statement.endpoint.key) == ("plant", None)
@@ -43,7 +41,7 @@ def test_sink_of_a_stream_is_the_log_of_its_name() -> None:
             table(log=f'FROM /messages/* INTO BrokeredEndpoint("{sink}")')
 
 
-def test_log_keeps_the_key_of_the_client_and_waits_for_as_long_as_pool_and_route_allow() -> None:
+def test_log_keeps_the_key_of_the_client_and_waits_for_as_long_as_pool_and_route_allow():
     split = split_arrival(arrival("device"), Split("device-2", rule="r"))
     hot, log = accept(split, table(hot=HOT, log=LOG), limits=LIMITS)
     assert (hot.key, hot.log, hot.keeps_reply) == ("device-2", None, True)
@@ -55,7 +53,7 @@ def test_log_keeps_the_key_of_the_client_and_waits_for_as_long_as_pool_and_route
     assert (log.route, log.deadline.at_ms, log.deadline.limiter) == ("high", (NOW + 60) * 1000, Limiter.ROUTE)
 
 
-def test_explanation_names_partition_and_stream() -> None:
+def test_explanation_names_partition_and_stream():
     explanation = explained(Log("plant", 4), hot=HOT, log=LOG)
     assert [(one.queue, one.exchange, one.log, one.partition) for one in explanation.deliveries] == [
         ("p-req-a", "p-work-xchg", None, None),
@@ -66,7 +64,7 @@ def test_explanation_names_partition_and_stream() -> None:
 
 
 @pytest.mark.parametrize("log", [Log(), Log("other", 4), Log("plant", 0)], ids=["none", "another", "not a stream"])
-def test_explanation_names_the_refusal_of_the_log(log: Log) -> None:
+def test_explanation_names_the_refusal_of_the_log(log):
     assert explained(log, log=LOG).refused == "rejected"
     copies = explained(log, hot=HOT, log=LOG)
     assert (copies.refused, len(copies.deliveries)) == (None, 1)

@@ -1,12 +1,9 @@
 """The document of queue policies: read as a whole, refused with every error, and shown with what it means for a key."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,7 +58,7 @@ def problems_of(document: object) -> list[str]:
     return [str(problem) for problem in failure.value.problems]
 
 
-def test_document_is_stored_as_json_that_loads_to_the_same_policies() -> None:
+def test_document_is_stored_as_json_that_loads_to_the_same_policies():
     manifest = load_policies(YAML)
     assert load_policies_json(json.dumps(manifest.document())) == manifest
     assert manifest.document()["policies"][0]["MaxMessageAge"] == 120.0
@@ -69,7 +66,7 @@ def test_document_is_stored_as_json_that_loads_to_the_same_policies() -> None:
     assert [warning.path for warning in manifest.warnings] == ["policies.0.ExpirationInstant"]
 
 
-def test_first_pattern_that_matches_counts_and_the_default_last() -> None:
+def test_first_pattern_that_matches_counts_and_the_default_last():
     policies = table(load_policies(YAML))
     assert [found.match for key in ("tpch/1", "x", "a/b/c") if (found := policies.of(key))] == [
         "tpch/{scale}", "{rest}", None,
@@ -78,7 +75,7 @@ def test_first_pattern_that_matches_counts_and_the_default_last() -> None:
     assert policies.of("\udcff") == policies.of("a/b/c")
 
 
-def test_effective_policy_has_all_elements_with_their_origin() -> None:
+def test_effective_policy_has_all_elements_with_their_origin():
     found = table(load_policies(YAML)).of("tpch/1")
     assert found is not None
     elements = shown(found.policy)
@@ -90,7 +87,7 @@ def test_effective_policy_has_all_elements_with_their_origin() -> None:
     assert json.dumps(elements)
 
 
-def test_value_beyond_the_bounds_is_moved_and_warned_of() -> None:
+def test_value_beyond_the_bounds_is_moved_and_warned_of():
     manifest = load_policies(YAML)
     found = table(manifest).of("a/b/c")
     assert found is not None
@@ -100,7 +97,7 @@ def test_value_beyond_the_bounds_is_moved_and_warned_of() -> None:
     assert "8192" in warnings[0]
 
 
-def test_expiration_that_is_not_written_counts_from_now() -> None:
+def test_expiration_that_is_not_written_counts_from_now():
     policies = table(load_policies('{"default": {}}'))
     later = datetime(2026, 1, 5, tzinfo=UTC)
     found = policies.effective("k", now=later)
@@ -108,7 +105,7 @@ def test_expiration_that_is_not_written_counts_from_now() -> None:
     assert found.policy.expiration_instant == datetime(2026, 1, 6, tzinfo=UTC)
 
 
-def test_every_error_is_reported_with_its_place_and_no_secret() -> None:
+def test_every_error_is_reported_with_its_place_and_no_secret():
     document = {
         "policies": [
             {"match": "a{", "MaxQueueSize": 1},
@@ -130,12 +127,12 @@ def test_every_error_is_reported_with_its_place_and_no_secret() -> None:
     assert "secret@" not in "".join(problems)
 
 
-def test_document_that_is_no_list_or_too_long_is_refused() -> None:
+def test_document_that_is_no_list_or_too_long_is_refused():
     many = {"policies": [{"match": f"{number}"} for number in range(MAX_POLICIES + 1)]}
     assert [len(problems_of(document)) for document in ([], {"policies": {}}, many)] == [1, 1, 1]
 
 
-def test_table_of_the_reference_is_what_the_elements_say() -> None:
+def test_table_of_the_reference_is_what_the_elements_say():
     page = (Path(__file__).parents[3] / "docs/reference/policies.md").read_text(encoding="utf-8")
     assert page == update(page), "run `python -m osrdyne.ingress.policies.elements`"
 
@@ -157,7 +154,7 @@ PROPOSALS = st.fixed_dictionaries(
 )
 
 
-def test_capacity_is_computed_and_limited_by_the_pool() -> None:
+def test_capacity_is_computed_and_limited_by_the_pool():
     bounds = Bounds(max_message_bytes=2**20, delivery_limit=5, capacity=2 * 2**20)
     proposed = {"max_queue_length": 10, "max_message_size": 10_000}
     assert effective_policy(proposed, bounds=bounds, now=NOW).max_queue_capacity == 100_000
@@ -165,7 +162,7 @@ def test_capacity_is_computed_and_limited_by_the_pool() -> None:
 
 
 @given(PROPOSALS, st.integers(1024, 2**30))
-def test_values_are_within_the_bounds_and_name_their_origin(proposed: dict[str, Any], largest: int) -> None:
+def test_values_are_within_the_bounds_and_name_their_origin(proposed, largest):
     policy = effective_policy(proposed, bounds=Bounds(largest, 5), now=NOW)
     assert LEAST_MESSAGE_SIZE <= policy.max_message_size <= max(largest, LEAST_MESSAGE_SIZE)
     assert NOW + SHORTEST_LIFETIME <= policy.expiration_instant <= NOW + LONGEST_LIFETIME

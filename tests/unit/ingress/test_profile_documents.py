@@ -1,7 +1,5 @@
 """The document of profiles: read from YAML and JSON, refused as a whole with every error and its place."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -27,7 +25,7 @@ def problems_of(text: str) -> list[str]:
     return [str(problem) for problem in failure.value.problems]
 
 
-def test_document_is_stored_as_json_that_loads_to_the_same_profiles() -> None:
+def test_document_is_stored_as_json_that_loads_to_the_same_profiles():
     manifest = load_profiles(YAML)
     assert [profile.match for profile in manifest.profiles] == ["tpch/sf={scale}", "{rest}"]
     assert manifest.document()["profiles"][0] == {
@@ -38,7 +36,7 @@ def test_document_is_stored_as_json_that_loads_to_the_same_profiles() -> None:
     assert load_profiles("{}").profiles == ()
 
 
-def test_every_error_is_reported_with_its_place() -> None:
+def test_every_error_is_reported_with_its_place():
     text = """{"profiles": [{"match": "a{b", "colour": 1}, 3, {"memory": 1},
         {"match": "a", "match": "b", "spark_conf": {"x": "1", "x": "2"}}]}"""
     assert [problem.partition(": ")[0] for problem in problems_of(text)] == [
@@ -60,7 +58,7 @@ def test_every_error_is_reported_with_its_place() -> None:
         ("spark_master", "k8s://https://u:hidden@h"),
     ],
 )
-def test_secret_is_not_stored_and_not_repeated(name: str, value: str) -> None:
+def test_secret_is_not_stored_and_not_repeated(name, value):
     profile: dict[str, object] = {name: value} if name == "spark_master" else {"spark_conf": {name: value}}
     [problem, *_] = problems_of(json.dumps({"profiles": [{"match": "a", **profile}]}))
     place = name if name == "spark_master" else f"spark_conf.{name}"
@@ -68,7 +66,7 @@ def test_secret_is_not_stored_and_not_repeated(name: str, value: str) -> None:
     assert "secret" in problem and "hidden" not in problem
 
 
-def test_setting_that_only_sounds_like_a_secret_is_accepted_and_other_documents_are_refused() -> None:
+def test_setting_that_only_sounds_like_a_secret_is_accepted_and_other_documents_are_refused():
     conf = {"spark.hadoop.fs.s3a.aws.credentials.provider": "org.example.TokenProvider", "spark.x": "s3a://bucket/a@b"}
     [profile] = load_profiles_json(json.dumps({"profiles": [{"match": "a", "spark_conf": conf}]})).profiles
     assert profile.spark_conf == conf

@@ -1,11 +1,8 @@
 """Documents of quotas: what they mean, and every error at once; the counters against a dictionary, and their size."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,7 +26,7 @@ WHOLE = {
 }
 
 
-def test_a_document_means_its_limits_and_is_kept_as_it_was_given() -> None:
+def test_a_document_means_its_limits_and_is_kept_as_it_was_given():
     found = load_quotas(json.dumps(WHOLE))
     assert found.pool is not None
     of_pool = describe(found.pool)
@@ -75,13 +72,13 @@ def test_a_document_means_its_limits_and_is_kept_as_it_was_given() -> None:
         ({"rates": [{"name": "r", "preset": "store-s1"}] * 2}, "rates"),
     ],
 )
-def test_wrong_documents_are_refused_with_every_place(document: dict[str, Any], places: str) -> None:
+def test_wrong_documents_are_refused_with_every_place(document, places):
     with pytest.raises(InvalidDocumentError) as error:
         load_quotas(json.dumps(document))
     assert [problem.path for problem in error.value.problems] == places.split()
 
 
-def test_rates_of_workers_share_the_units_of_their_group() -> None:
+def test_rates_of_workers_share_the_units_of_their_group():
     rates = [
         {"name": "a", "keys": "a.*", "preset": "store-s1", "units": 4},
         {"name": "b", "events_per_minute": 60, "event_bytes": 512, "max_units": 1},
@@ -108,7 +105,7 @@ def test_rates_of_workers_share_the_units_of_their_group() -> None:
         ({"rates": [{"name": "r", "events_per_minute": 1}]}, []),
     ],
 )
-def test_what_hides_others_or_refuses_every_request_is_warned_of(document: object, paths: list[str]) -> None:
+def test_what_hides_others_or_refuses_every_request_is_warned_of(document, paths):
     assert [problem.path for problem in load_quotas(json.dumps(document)).warnings] == paths
 
 
@@ -116,7 +113,7 @@ NAMES = st.text(max_size=3)
 
 
 @given(st.lists(st.one_of(st.tuples(NAMES, st.integers(1, 5)), st.just("new day"), st.just("stored")), max_size=60))
-def test_counts_are_those_of_a_dictionary(steps: list[tuple[str, int] | str]) -> None:
+def test_counts_are_those_of_a_dictionary(steps):
     table, model = CounterTable(), Counter[str]()
     for step in steps:
         if step == "new day":
@@ -135,7 +132,7 @@ def test_counts_are_those_of_a_dictionary(steps: list[tuple[str, int] | str]) ->
     assert sorted(table.largest(1_000)) == sorted(model.items())
 
 
-def test_100_000_counters_take_less_than_10_mb() -> None:
+def test_100_000_counters_take_less_than_10_mb():
     table = CounterTable()
     for number in range(99_990):
         table.add(f"principal-{number}", name_hash(f"principal-{number}"), 3)
@@ -149,7 +146,7 @@ def test_100_000_counters_take_less_than_10_mb() -> None:
 
 
 @pytest.mark.proves("quotas/more-100-000-keys")
-def test_further_names_share_one_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_names_share_one_counter(monkeypatch):
     monkeypatch.setattr(counters, "MAX_COUNTERS", 2_000)
     table = CounterTable()
     for number in range(counters.MAX_COUNTERS + 10):

@@ -85,7 +85,7 @@ class TestDailyQuota:
             assert (world.send(size) is not None) == (used[day] + amount > 20)
             used[day] += amount if used[day] + amount <= 20 else 0
 
-    def test_levels_are_reached_once_a_day_also_when_the_leader_changes(self) -> None:
+    def test_levels_are_reached_once_a_day_also_when_the_leader_changes(self):
         world = World(pool={"messages_per_day": 100})
         for _ in range(2):
             for _ in range(80):
@@ -108,7 +108,7 @@ class TestRules:
         assert (world.flood(key="other"), world.flood(key="of no rule")) == (5, 2)
 
     @pytest.mark.parametrize("per", ["key", "principal"])
-    def test_each_has_its_own_quota_and_rate(self, per: str) -> None:
+    def test_each_has_its_own_quota_and_rate(self, per):
         world = World(rules=[{"name": "r", "per": per, "messages_per_day": 7, "send_rate": 1, "burst": 4}])
         other = {"key": "other"} if per == "key" else {"principal": "other"}
         assert (world.flood(), world.flood(**other)) == (4, 4)
@@ -117,7 +117,7 @@ class TestRules:
 
 
 class TestFairShare:
-    def test_a_borrower_leaves_the_others_what_is_theirs_for_the_rest_of_the_day(self) -> None:
+    def test_a_borrower_leaves_the_others_what_is_theirs_for_the_rest_of_the_day(self):
         world = World(pool={"messages_per_day": 100, "share": "principal"})
         for principal in "ab":
             world.send(principal=principal)
@@ -185,7 +185,7 @@ class TestSendRate:
 class TestClockJumps:
     @pytest.mark.parametrize("jump", [DAY, -DAY, DAY / 3, -DAY / 3], ids=["+1 d", "-1 d", "+8 h", "-8 h"])
     @pytest.mark.proves("quotas/clock-leader-s-host")
-    def test_a_jump_neither_gives_nor_takes_a_days_worth(self, jump: float) -> None:
+    def test_a_jump_neither_gives_nor_takes_a_days_worth(self, jump):
         world = World(pool={"messages_per_day": 100})
         world.pass_time(3600.0)
         assert world.flood() == 100
@@ -199,7 +199,7 @@ class TestClockJumps:
         assert world.flood() == 100
 
     @given(st.lists(st.tuples(st.integers(1, 40_000), st.sampled_from([0, 0, DAY, -DAY, 3600, -3600])), max_size=30))
-    def test_a_greedy_sender_gets_its_quota_for_every_day_that_passes(self, steps: list[tuple[int, float]]) -> None:
+    def test_a_greedy_sender_gets_its_quota_for_every_day_that_passes(self, steps):
         world = World(pool={"messages_per_day": 48})
         passed, began = world.flood(), world.monotonic
         for seconds, jump in steps:
@@ -209,7 +209,7 @@ class TestClockJumps:
             # A day has begun when the test begins, and another one may just have. Parts of a day are rounded down.
             assert 48 * (days - 1) - len(steps) <= passed <= 48 * (days + 2.1)
 
-    def test_small_corrections_move_the_end_of_the_day(self) -> None:
+    def test_small_corrections_move_the_end_of_the_day(self):
         world = World(pool={"messages_per_day": 5}, at=MIDNIGHT - 100)
         world.flood()
         world.pass_time(0.0, jump=60.0)
@@ -236,7 +236,7 @@ class TestRestart:
         world.restart()
         assert decisions() == before
 
-    def test_a_day_that_ends_meanwhile_begins_anew(self) -> None:
+    def test_a_day_that_ends_meanwhile_begins_anew(self):
         world = World(pool={"messages_per_day": 10}, at=MIDNIGHT - 60)
         world.flood()
         world.restart(after=61.0)
@@ -244,7 +244,7 @@ class TestRestart:
         assert len(world.quotas.record.days) == 1
 
     @pytest.mark.proves("quotas/clock-leader-s-host")
-    def test_a_leader_whose_clock_is_behind_continues_the_day(self) -> None:
+    def test_a_leader_whose_clock_is_behind_continues_the_day(self):
         world = World(pool={"messages_per_day": 10}, at=MIDNIGHT + 600)
         world.flood()
         world.restart(jump=-1200.0)

@@ -1,7 +1,5 @@
 """Which routes a request takes, in which class it goes where, and until when; and the same, explained."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import defaultdict
@@ -76,12 +74,12 @@ def test_source_matches_by_whole_segments():
     assert found == matching
 
 
-def test_without_a_manifest_every_request_goes_upstream_at_the_default_level() -> None:
+def test_without_a_manifest_every_request_goes_upstream_at_the_default_level():
     found = accept(arrival(), None, limits=LIMITS)
     assert found == [RoutedRequest("a", "/sql", None, Deadline(NOW_MS + 600_000, Limiter.POOL), None)]
 
 
-def test_condition_that_is_true_routes() -> None:
+def test_condition_that_is_true_routes():
     request = arrival(headers={"Level": 3}, body=b'{"n": 2}')
     true = "level = '3' AND $key = 'a' AND $connectionModuleId = 'asa' AND $body.n > 1"
     conditions = (true, "level = 'x'", "NOT (missing = 'x')")  # the last is undefined
@@ -137,7 +135,7 @@ def test_deadline_is_the_earliest_limit(of_route, of_manifest, own, seconds, lim
     assert found == Deadline(NOW_MS + seconds * 1000, limiter)
 
 
-def test_longest_ttl_is_that_of_the_route_that_allows_most_and_one_beyond_the_pool_is_warned_about() -> None:
+def test_longest_ttl_is_that_of_the_route_that_allows_most_and_one_beyond_the_pool_is_warned_about():
     manifest = table({"short": to(timeToLiveSecs=30), "long": to(timeToLiveSecs=86400)}, ttl=60).manifest
     assert (longest_ttl(manifest, LIMITS), longest_ttl(None, LIMITS)) == (86400.0, 600.0)
     manifest = table({"seed": to(timeToLiveSecs=700_000), "fine": to(timeToLiveSecs=86400)}, ttl=800_000).manifest
@@ -211,7 +209,7 @@ REQUESTS = st.builds(
 )
 
 
-def test_index_lets_every_request_through_that_the_condition_takes() -> None:
+def test_index_lets_every_request_through_that_the_condition_takes():
     for condition in ATOMS:
         found = table({"r": to(f"FROM /* WHERE {condition} INTO $upstream")})
         compiled = compile_condition(condition)
@@ -236,7 +234,7 @@ def test_index_finds_what_a_look_at_every_route_finds(routes, request):
     assert {route.name for route in found.winners(request)} == winners
 
 
-def test_body_is_parsed_only_for_routes_that_a_header_leaves_over() -> None:
+def test_body_is_parsed_only_for_routes_that_a_header_leaves_over():
     found = table({"r": to("FROM /* WHERE level = 'x' AND $body.n > 1 INTO $upstream"), "rest": to()})
     request = arrival(headers={"level": "y"}, body=b'{"n": 2}')
     request.sample.defer_parsing()

@@ -1,7 +1,5 @@
 """The route manifest: what loads, what it means, and every error with its place."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -44,7 +42,7 @@ def places_in(route: object) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [SEED, f"{{{SEED}}}"], ids=["excerpt", "json"])
-def test_manifest_of_the_seed_loads_unchanged_also_from_what_is_kept(text: str) -> None:
+def test_manifest_of_the_seed_loads_unchanged_also_from_what_is_kept(text):
     first = load_manifest(text)
     for manifest in (first, load_manifest(json.dumps(first.document()))):
         assert [(route.name, route.priority, route.ttl) for route in manifest.routes] == [
@@ -65,7 +63,7 @@ def deployment(**desired: object) -> dict[str, object]:
     return {"content": {"modulesContent": modules, "devicesContent": {}}}
 
 
-def test_sections_for_other_programs_are_named_in_a_warning() -> None:
+def test_sections_for_other_programs_are_named_in_a_warning():
     store = {"timeToLiveSecs": 7200, "storeLimits": {"maxBytes": 1}}
     document = deployment(routes={"r": "FROM /* INTO $upstream"}, storeAndForwardConfiguration=store, mqttBroker={})
     found = load_manifest(json.dumps(document))
@@ -102,7 +100,7 @@ TTL = "storeAndForwardConfiguration.timeToLiveSecs"
         ('{"routes": {', ["line 1, column 13"]),
     ],
 )
-def test_every_error_of_the_document_has_its_place(document: object, wrong: list[str]) -> None:
+def test_every_error_of_the_document_has_its_place(document, wrong):
     assert places(document if isinstance(document, str) else json.dumps(document)) == wrong
 
 
@@ -111,12 +109,12 @@ def test_every_error_of_the_document_has_its_place(document: object, wrong: list
     ["[]", "routes: [", "[" * 100_000, '{"routes": {"a": {"route": "FROM / INTO $upstream", "priority": ' + "9" * 5000],
     ids=["list", "YAML", "deep", "digits"],
 )
-def test_text_that_is_no_manifest_is_one_error(text: str) -> None:
+def test_text_that_is_no_manifest_is_one_error(text):
     assert len(places(text)) == 1
 
 
 @pytest.mark.parametrize("order", [("text", "object"), ("object", "text")])
-def test_name_in_both_forms_keeps_the_object_with_a_warning(order: tuple[str, str]) -> None:
+def test_name_in_both_forms_keeps_the_object_with_a_warning(order):
     forms = {
         "text": '"r": "FROM /a INTO $upstream"',
         "object": '"r": {"route": "FROM /b INTO $upstream", "priority": 3}',
@@ -129,7 +127,7 @@ def test_name_in_both_forms_keeps_the_object_with_a_warning(order: tuple[str, st
 # --- statements
 
 
-def test_statement_has_the_form_of_a_query_in_any_case() -> None:
+def test_statement_has_the_form_of_a_query_in_any_case():
     statement = one("  select * from /Messages/Modules/ASA/   into   $UPSTREAM  ").statement
     assert (statement.source, statement.endpoint) == (("messages", "modules", "asa"), UPSTREAM)
     endpoints = {
@@ -144,7 +142,7 @@ def test_statement_has_the_form_of_a_query_in_any_case() -> None:
     assert condition.text == "a = ' INTO b' /* INTO c */ AND into.b = 'x'", "a keyword inside a condition is none"
 
 
-def test_every_error_of_a_statement_has_its_column() -> None:
+def test_every_error_of_a_statement_has_its_column():
     columns = {
         "  INTO $upstream": 3,
         "FROM": 5,
@@ -177,7 +175,7 @@ def test_every_error_of_a_statement_has_its_column() -> None:
     ],
     ids=str,
 )
-def test_every_wrong_member_of_a_route_is_refused(members: dict[str, object], expected: list[str]) -> None:
+def test_every_wrong_member_of_a_route_is_refused(members, expected):
     assert places_in({"route": "FROM / INTO $upstream", **members}) == expected
 
 
@@ -189,22 +187,22 @@ def test_every_wrong_member_of_a_route_is_refused(members: dict[str, object], ex
         'routes:\n  "a\\ud800": "FROM /messages/* INTO $upstream"',
     ],
 )
-def test_half_of_a_surrogate_pair_is_an_error_with_its_place(text: str) -> None:
+def test_half_of_a_surrogate_pair_is_an_error_with_its_place(text):
     assert places(text)[0].encode().startswith(b"routes.a")
 
 
-def test_negative_ttl_of_the_manifest_is_not_a_limit() -> None:
+def test_negative_ttl_of_the_manifest_is_not_a_limit():
     for seconds, ttl in ((0, 0), (60, 60), (-1, -1), (-99, -1)):
         assert load_manifest(json.dumps({"storeAndForwardConfiguration": {"timeToLiveSecs": seconds}})).ttl == ttl
 
 
-def test_routes_that_take_no_request_are_warned_about() -> None:
+def test_routes_that_take_no_request_are_warned_about():
     for routes in ({"r": "FROM /a/*/b INTO $upstream"}, {"r": "FROM /a WHERE INTO $upstream"}, {}):
         [warning] = load_manifest(json.dumps({"routes": routes})).warnings
         assert warning.path == ("routes.r.route" if routes else "routes")
 
 
-def test_route_that_coalesces_is_kept_as_it_was_written() -> None:
+def test_route_that_coalesces_is_kept_as_it_was_written():
     route = {"route": "FROM /a INTO $upstream", "coalesce": True}
     manifest = load_manifest(json.dumps({"routes": {"r": route, "other": {**route, "coalesce": False}}}))
     assert [one.coalesce for one in manifest.routes] == [True, False]
@@ -213,7 +211,7 @@ def test_route_that_coalesces_is_kept_as_it_was_written() -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_manifest_or_a_list_of_errors(text: str) -> None:
+def test_any_text_is_a_manifest_or_a_list_of_errors(text):
     try:
         assert isinstance(load_manifest(text), Manifest)
     except InvalidDocumentError as error:
@@ -221,7 +219,7 @@ def test_any_text_is_a_manifest_or_a_list_of_errors(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_route_or_a_list_of_errors(text: str) -> None:
+def test_any_text_is_a_route_or_a_list_of_errors(text):
     try:
         assert isinstance(one(f"FROM {text}"), Route)
     except InvalidDocumentError as error:

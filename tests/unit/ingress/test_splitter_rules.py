@@ -1,7 +1,5 @@
 """The splitter: what a manifest may contain, which rule applies, and the resulting key."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -51,7 +49,7 @@ def refused(document: object) -> list[tuple[str, int | None]]:
 
 
 class TestRules:
-    def test_rules_of_the_seed_append_names_in_turn_headers_and_paths(self) -> None:
+    def test_rules_of_the_seed_append_names_in_turn_headers_and_paths(self):
         rules = splitter(SEED)
         assert [rules.preview(arrival("queue-static")).key for _ in range(2)] == ["queue-static-A"] * 2
         assert keys(rules, *[arrival("queue-static")] * 5) == [f"queue-static-{name}" for name in "ABCDA"]
@@ -59,11 +57,11 @@ class TestRules:
         by_path = arrival("queue-path-test", "/a/path1/path2/path3")
         assert keys(rules, by_header, by_path) == ["queue-header-test+A1B2C3D4", "queue-path-test_path2"]
 
-    def test_expression_matches_the_whole_key_and_the_first_rule_takes_its_own_turn(self) -> None:
+    def test_expression_matches_the_whole_key_and_the_first_rule_takes_its_own_turn(self):
         rules = splitter({"a+": {"postfixFromStatic": ["1", "2"]}, "a.*": {"postfixFromStatic": ["3", "4"]}})
         assert keys(rules, *map(arrival, ("aa", "ab", "ba", "a"))) == ["aa-1", "ab-3", "ba", "a-2"]
 
-    def test_every_group_of_the_path_is_appended_and_the_header_last(self) -> None:
+    def test_every_group_of_the_path_is_appended_and_the_header_last(self):
         rules = splitter({"k": {"postfixFromRequest": {"header": "h", "url": "/(a)/(b)?(.*)"}}})
         found = keys(rules, arrival("k", "/a/c", h="x"), arrival("k", "/a/b", h=""), arrival("k", "x/a/c", h="x"))
         assert found == ["k-a--c-x", "k-a-b--", "k"]
@@ -71,18 +69,18 @@ class TestRules:
     @pytest.mark.parametrize("lacking", [{}, {"h": None}, {"h": ["list"]}], ids=["missing", "null", "list"])
     @pytest.mark.parametrize("kind", [{"postfixFromRequest": {"header": "h", "url": "/(.*)"}},
                                       {"postfixFromHash": {"header": "h", "buckets": 3}}])  # fmt: skip
-    def test_key_without_the_header_stays_as_it_is(self, kind: object, lacking: dict[str, object]) -> None:
+    def test_key_without_the_header_stays_as_it_is(self, kind, lacking):
         split = splitter({"k": kind}).split(arrival("k", "/a", **lacking))
         assert split.key == "k"
         assert "header h" in (split.unchanged or "")
 
-    def test_header_is_found_in_any_case_and_type(self) -> None:
+    def test_header_is_found_in_any_case_and_type(self):
         rules = splitter({"k": {"postfixFromRequest": {"header": "X-Id"}}})
         found = keys(rules, arrival("k", "", **{"x-ID": bytearray(b"a")}), arrival("k", "", **{"x-id": 7}))
         assert found == ["k-a", "k-7"]
 
     @given(st.text(), st.integers(1, 50))
-    def test_hash_gives_one_entity_one_bucket_and_never_changes(self, value: str, buckets: int) -> None:
+    def test_hash_gives_one_entity_one_bucket_and_never_changes(self, value, buckets):
         rules = {"k": {"postfixFromHash": {"header": "h", "buckets": buckets}}}
         [found] = keys(splitter(rules), arrival("k", h=value))
         assert [found] == keys(splitter(rules), arrival("k", h=value))
@@ -91,27 +89,27 @@ class TestRules:
         assert keys(many, arrival("k", h="a"), arrival("k", h="é")) == ["k-912", "k-653"]
 
     @given(st.integers(1, 50), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200))
-    def test_another_bucket_takes_entities_from_all_and_moves_no_other(self, buckets: int, values: list[int]) -> None:
+    def test_another_bucket_takes_entities_from_all_and_moves_no_other(self, buckets, values):
         for value in values:
             assert jump_hash(value, buckets + 1) in {jump_hash(value, buckets), buckets}
 
-    def test_of_4_to_5_buckets_about_a_fifth_of_the_entities_moves(self) -> None:
+    def test_of_4_to_5_buckets_about_a_fifth_of_the_entities_moves(self):
         four, five = (splitter({"k": {"postfixFromHash": {"header": "h", "buckets": count}}}) for count in (4, 5))
         entities = [arrival("k", h=f"entity {number}") for number in range(2000)]
         before, after = keys(four, *entities), keys(five, *entities)
         assert 0.15 < sum(one != other for one, other in zip(before, after, strict=True)) / 2000 < 0.25
         assert min(after.count(f"k-{bucket}") for bucket in range(5)) > 300
 
-    def test_key_is_data(self) -> None:
+    def test_key_is_data(self):
         rules = splitter({"(?s).*": {"postfixDelimiter": "", "postfixFromStatic": ["+"]}})
         assert keys(rules, *map(arrival, ODD_KEYS.values())) == [f"{key}+" for key in ODD_KEYS.values()]
 
-    def test_expression_that_would_backtrack_exponentially_takes_no_time(self) -> None:
+    def test_expression_that_would_backtrack_exponentially_takes_no_time(self):
         rules = splitter({"(a+)+b": {"postfixFromStatic": ["1"]}, "k": {"postfixFromRequest": {"url": "(.*)*x(.*)*y"}}})
         assert keys(rules, arrival("a" * 250), arrival("k", "x" * 100_000)) == ["a" * 250, "k"]
 
     @pytest.mark.parametrize("value", ["x" * 260, "\udcff"], ids=["long", "not UTF-8"])
-    def test_invalid_key_is_reported_with_what_made_it(self, value: str) -> None:
+    def test_invalid_key_is_reported_with_what_made_it(self, value):
         request = arrival("k", h=value)
         split = splitter({"k": {"postfixFromRequest": {"header": "h"}}}).split(request)
         with pytest.raises(InvalidKeyError, match="After the splitter"):
@@ -119,7 +117,7 @@ class TestRules:
 
 
 class TestManifest:
-    def test_document_loads_again_to_the_same_rules(self) -> None:
+    def test_document_loads_again_to_the_same_rules(self):
         manifest = load_splitter(SEED.rstrip() + ', "h": {"postfixFromHash": {"header": "x", "buckets": 2}}')
         again = load_splitter(json.dumps(manifest.document()))
         assert again.document() == manifest.document()
@@ -147,23 +145,23 @@ class TestManifest:
             (3, ""),
         ],
     )
-    def test_wrong_rule_is_refused_at_its_place(self, rule: object, place: str) -> None:
+    def test_wrong_rule_is_refused_at_its_place(self, rule, place):
         assert refused({"k": rule, "other": {"postfixFromStatic": ["x"]}}) == [(f"k{place}", None)]
 
-    def test_every_error_is_reported_with_the_columns_of_expressions(self) -> None:
+    def test_every_error_is_reported_with_the_columns_of_expressions(self):
         wrong = {"a(": {"postfixFromStatic": ["x"]}, "b": {"postfixFromRequest": {"url": "/a/[z"}}, "a(?=b)": 1}
         assert refused(wrong) == [("a(", 1), ("b.postfixFromRequest.url", 4), ("a(?=b)", 2), ("a(?=b)", None)]
 
     @pytest.mark.parametrize("expression", ["((a{100}){100}){100}", "a" * 1001, "\\1", "(?<=x)a"])
-    def test_expression_that_could_take_long_is_refused(self, expression: str) -> None:
+    def test_expression_that_could_take_long_is_refused(self, expression):
         assert [path for path, _ in refused({expression: {"postfixFromStatic": ["x"]}})] == [expression]
 
     @pytest.mark.parametrize("document", ["[]", "3", "null", "{", "a: [", '{"a": ' * 5_000])
-    def test_text_that_is_not_an_object_is_refused(self, document: str) -> None:
+    def test_text_that_is_not_an_object_is_refused(self, document):
         with pytest.raises(InvalidDocumentError):
             load_splitter(document)
 
-    def test_expression_that_captures_nothing_is_warned_of(self) -> None:
+    def test_expression_that_captures_nothing_is_warned_of(self):
         [warning] = load_splitter('"k": {"postfixFromRequest": {"url": "/a"}}').warnings
         assert warning.path == "k.postfixFromRequest.url"
 
@@ -174,7 +172,7 @@ def warned(*expressions: str) -> list[str]:
 
 
 class TestOverlaps:
-    def test_rules_that_match_one_key_are_warned_of_with_the_key_and_the_search_is_bounded(self) -> None:
+    def test_rules_that_match_one_key_are_warned_of_with_the_key_and_the_search_is_bounded(self):
         [warning] = warned("queue-[a-z]+", "other", "queue-.*-x", "queue-static")
         assert warning.startswith("queue-static: ")
         assert "'queue-[a-z]+'" in warning and "'queue-static'" in warning
@@ -188,10 +186,8 @@ class TestOverlaps:
     EXPRESSIONS = st.lists(st.tuples(ATOMS, COUNTS).map("".join), max_size=4).map("".join)
 
     @given(EXPRESSIONS, EXPRESSIONS, st.text("abc7", max_size=6))
-    def test_common_text_is_matched_by_both_and_found_where_there_is_one(
-        self, first: str, second: str, text: str
-    ) -> None:
-        def both(text: str) -> bool:
+    def test_common_text_is_matched_by_both_and_found_where_there_is_one(self, first, second, text):
+        def both(text):
             return all(re2.fullmatch(expression, text) for expression in (first, second))
 
         found = common_text(Automaton(first), Automaton(second), SearchBudget(1_000_000))
@@ -205,13 +201,13 @@ class TestExplanation:
         explanation = explain(request, None, splitter=splitter(rules), names=PoolNames("p"), limits=LIMITS)
         return [step.text for step in explanation.steps] + [str(explanation.refused), explanation.split.key]
 
-    def test_step_names_rule_and_key_and_what_follows_is_about_that_key(self) -> None:
+    def test_step_names_rule_and_key_and_what_follows_is_about_that_key(self):
         explanation = self.explained(SEED, "queue-static")
         [by_rule] = [text for text in explanation if "rule 'queue-static'" in text]
         assert "'queue-static-A'" in by_rule
         assert any("group 'queue-static-A'" in text for text in explanation)
         assert explanation[-1] == "queue-static-A"
 
-    def test_invalid_key_is_explained_as_refused(self) -> None:
+    def test_invalid_key_is_explained_as_refused(self):
         explanation = self.explained(SEED, "queue-header-a", **{"x-rp-deviceid": "x" * 250})
         assert explanation[-2] == "invalid"

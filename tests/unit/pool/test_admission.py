@@ -1,8 +1,5 @@
 """Admission: places, waiting in order, refusals, and who makes room."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,7 +19,7 @@ def keys(text: str) -> list[Key]:
     return [Key(one) for one in text]
 
 
-def test_groups_up_to_the_limit_are_admitted_the_next_ones_wait_and_further_ones_are_refused() -> None:
+def test_groups_up_to_the_limit_are_admitted_the_next_ones_wait_and_further_ones_are_refused():
     places = admission()
     asked = [places.request(key).value for key in keys("abcdabcde")]
     assert asked[:-1] == ["admitted", "admitted", "waiting", "waiting"] * 2
@@ -30,7 +27,7 @@ def test_groups_up_to_the_limit_are_admitted_the_next_ones_wait_and_further_ones
     assert (sorted(places.admitted()), places.waiting()) == (keys("ab"), keys("cd"))
 
 
-def test_a_free_place_goes_to_the_group_that_has_waited_longest_and_still_wants_it() -> None:
+def test_a_free_place_goes_to_the_group_that_has_waited_longest_and_still_wants_it():
     places = admission(max_groups=1, max_waiting=3)
     for key in keys("abcd"):
         places.request(key)
@@ -41,7 +38,7 @@ def test_a_free_place_goes_to_the_group_that_has_waited_longest_and_still_wants_
     assert places.waiting() == keys("de")
 
 
-def test_groups_that_run_already_are_admitted_beyond_the_limit_and_none_follows_too_early() -> None:
+def test_groups_that_run_already_are_admitted_beyond_the_limit_and_none_follows_too_early():
     places = admission(max_groups=1, max_waiting=1)
     for key in keys("ab"):
         places.admit(key)
@@ -50,7 +47,7 @@ def test_groups_that_run_already_are_admitted_beyond_the_limit_and_none_follows_
     assert [places.release(key) for key in keys("ab")] == [[], keys("c")]
 
 
-def test_new_keys_beyond_the_counter_are_refused_and_known_ones_are_not() -> None:
+def test_new_keys_beyond_the_counter_are_refused_and_known_ones_are_not():
     places = admission(max_groups=10, max_keys=2)
     for key in keys("ab"):
         places.request(key)
@@ -58,7 +55,7 @@ def test_new_keys_beyond_the_counter_are_refused_and_known_ones_are_not() -> Non
     assert [places.request(key) for key in keys("ca")] == [Verdict.TOO_MANY_KEYS, Verdict.ADMITTED]
 
 
-def test_the_counter_warns_once_before_it_is_full() -> None:
+def test_the_counter_warns_once_before_it_is_full():
     counter, warnings = KeyCounter(10), []
     for number in range(8):
         counter.count(Key(str(number)))
@@ -97,5 +94,5 @@ B = candidate("b", 30)
         pytest.param([ending("a", busy=True), B], 1, "b", id="one with work to finish makes no room soon"),
     ],
 )
-def test_groups_that_end_for_those_that_wait(candidates: Sequence[Candidate], waiting: int, chosen: str) -> None:
+def test_groups_that_end_for_those_that_wait(candidates, waiting, chosen):
     assert choose_to_end(candidates, waiting=waiting, now=100.0, idle_for=10.0) == keys(chosen)

@@ -1,7 +1,5 @@
 """How many requests wait in each class and since when, and the lags, trends and warnings that follow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +27,7 @@ def listed(key: Key, **ready: int) -> ListedQueue:
     return ListedQueue(key, bound=True, ready=sum(ready.values()), messages=None, ready_by_level=by_class)
 
 
-def test_oldest_of_those_that_wait_is_that_many_arrivals_back_or_from_before_the_log() -> None:
+def test_oldest_of_those_that_wait_is_that_many_arrivals_back_or_from_before_the_log():
     log = ArrivalLog()
     for at in range(0, 100, 10):
         log.note(float(at))
@@ -37,7 +35,7 @@ def test_oldest_of_those_that_wait_is_that_many_arrivals_back_or_from_before_the
 
 
 @pytest.mark.parametrize("since", [3.0, None], ids=["the age of the term", "arrivals are not noted"])
-def test_what_waited_before_the_term_is_as_old_as_the_term(since: float | None) -> None:
+def test_what_waited_before_the_term_is_as_old_as_the_term(since):
     backlog = PriorityBacklog(since=since)
     if since is not None:
         backlog.note(A, None, 10.0)
@@ -45,7 +43,7 @@ def test_what_waited_before_the_term_is_as_old_as_the_term(since: float | None) 
     assert backlog.waiting() == {None: Waiting(5, since)}
 
 
-def test_reported_age_is_never_too_low_with_any_number_of_marks() -> None:
+def test_reported_age_is_never_too_low_with_any_number_of_marks():
     log = ArrivalLog()
     for number in range(20 * MAX_MARKS):
         log.note(float(number))
@@ -55,7 +53,7 @@ def test_reported_age_is_never_too_low_with_any_number_of_marks() -> None:
     assert len(log._marks) <= MAX_MARKS
 
 
-def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts() -> None:
+def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts():
     backlog = PriorityBacklog(since=0.0)
     backlog.note(A, 0, 10.0)
     backlog.note(B, 0, 5.0)
@@ -66,7 +64,7 @@ def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts() -> None:
     assert of_groups == [*({0: Waiting(1, at), None: Waiting(0, None)} for at in (10.0, 20.0)), {}]
 
 
-def test_arrivals_that_are_over_are_forgotten_but_not_those_of_a_group_that_was_not_listed_yet() -> None:
+def test_arrivals_that_are_over_are_forgotten_but_not_those_of_a_group_that_was_not_listed_yet():
     backlog = PriorityBacklog(since=0.0)
     for at in range(10, 60):
         backlog.note(A, None, float(at))
@@ -93,7 +91,7 @@ class World:
         self.lags.take_listing(found)
 
 
-async def test_lag_has_the_figures_of_the_latest_listing_whose_time_it_names() -> None:
+async def test_lag_has_the_figures_of_the_latest_listing_whose_time_it_names():
     world = World()
     assert world.lags.current().as_of is None
     world.backlog.note(Key("a"), None, world.clock.monotonic() + 30.0)
@@ -111,7 +109,7 @@ async def test_lag_has_the_figures_of_the_latest_listing_whose_time_it_names() -
     assert (ended.groups, ended.pool and ended.pool.drained_in) == ([], 0.0)
 
 
-async def test_queue_that_falls_has_a_forecast_and_one_that_grows_has_none() -> None:
+async def test_queue_that_falls_has_a_forecast_and_one_that_grows_has_none():
     world = World()
     for number in range(10):
         await world.listing(falls=1_000 - 80 * number, grows=80 * number + 1)
@@ -121,7 +119,7 @@ async def test_queue_that_falls_has_a_forecast_and_one_that_grows_has_none() -> 
     assert (lags[Key("grows")].slope, lags[Key("grows")].drained_in) == (pytest.approx(80 / 60), None)
 
 
-async def test_lag_that_only_grows_is_logged_once() -> None:
+async def test_lag_that_only_grows_is_logged_once():
     world = World()
     with structlog.testing.capture_logs() as logs:
         for number in range(GROWING_LISTINGS + 3):
@@ -130,7 +128,7 @@ async def test_lag_that_only_grows_is_logged_once() -> None:
     assert warned == ["a", None]  # the group, and the pool
 
 
-async def test_trend_after_one_listing_is_not_known_and_a_burst_that_is_served_is_no_growth() -> None:
+async def test_trend_after_one_listing_is_not_known_and_a_burst_that_is_served_is_no_growth():
     world, found = World(), []
     for waiting in (26, 92, 32):
         await world.listing(a=waiting)
@@ -167,9 +165,7 @@ def trends(name: str, step: int) -> Iterator[tuple[float, int, float]]:
         pytest.param("steady", 200, 610, 0, 120, id="only noise"),
     ],
 )
-def test_recorded_backlog_has_its_true_trend(
-    name: str, since: float, until: float, true: float | None, scale: float, step: int
-) -> None:
+def test_recorded_backlog_has_its_true_trend(name, since, until, true, scale, step):
     """Within 10 % of `scale`: of the trend itself, or of the arrivals if they are random. All are for a minute; `true`
     None: from the first to the last number."""
     within = [(at, number) for at, _, number in RECORDED[name] if since <= at <= until]
@@ -180,7 +176,7 @@ def test_recorded_backlog_has_its_true_trend(
     assert median(errors) < 0.1
 
 
-def test_recorded_burst_has_its_true_trend_as_soon_as_it_falls_between_two_listings() -> None:
+def test_recorded_burst_has_its_true_trend_as_soon_as_it_falls_between_two_listings():
     before, checked = 0, 0
     for at, listed, found in trends("burst", 12):
         if any(70 < at - begin < 95 for begin in (30, 180, 330, 480)) and before > listed:
@@ -191,7 +187,7 @@ def test_recorded_burst_has_its_true_trend_as_soon_as_it_falls_between_two_listi
 
 
 @given(st.floats(-50, 50), st.integers(0, 10_000), st.integers(2, 20))
-def test_a_straight_line_is_its_own_trend(slope: float, start: int, values: int) -> None:
+def test_a_straight_line_is_its_own_trend(slope, start, values):
     trend = LineTrend(start, 0.0)
     for number in range(1, values):
         trend.add(start + slope * number, float(number))

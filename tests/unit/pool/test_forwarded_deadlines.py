@@ -1,7 +1,5 @@
 """Where something expired may wait behind something that has not, and into which queues requests may have come back."""
 
-from __future__ import annotations
-
 import pytest
 
 from osrdyne.pool.routing.deadlines import MAX_KNOWN, SPARE, ForwardedDeadlines
@@ -38,11 +36,11 @@ def known(*deadlines: int | None) -> ForwardedDeadlines:
         ((), 5, True),
     ],
 )
-def test_queue_is_swept_where_it_may_help(deadlines: tuple[int | None, ...], waiting: int, hides: bool) -> None:
+def test_queue_is_swept_where_it_may_help(deadlines, waiting, hides):
     assert known(*deadlines).may_hide_expired(QUEUE, waiting, now_ms=NOW) is hides
 
 
-def test_queue_that_was_swept_is_known_until_it_is_gone() -> None:
+def test_queue_that_was_swept_is_known_until_it_is_gone():
     passed = known()
     passed.replace(QUEUE, [NEW, NEW])
     assert not passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
@@ -51,7 +49,7 @@ def test_queue_that_was_swept_is_known_until_it_is_gone() -> None:
     assert passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_what_is_remembered_is_bounded():
     passed = known(*[NEW] * (MAX_KNOWN + 1))
     assert passed.may_hide_expired(QUEUE, MAX_KNOWN + 1, now_ms=NOW)
     passed.may_hide_expired(QUEUE, 10, now_ms=NOW)
@@ -70,13 +68,11 @@ def test_what_is_remembered_is_bounded() -> None:
         ((OLD,), False),
     ],
 )
-def test_queue_is_due_once_a_deadline_has_passed_behind_a_later_one(
-    deadlines: tuple[int | None, ...], due: bool
-) -> None:
+def test_queue_is_due_once_a_deadline_has_passed_behind_a_later_one(deadlines, due):
     assert known(*deadlines).due(now_ms=NOW) == ([QUEUE] if due else [])
 
 
-def test_queue_that_is_settled_is_due_when_the_next_one_expires() -> None:
+def test_queue_that_is_settled_is_due_when_the_next_one_expires():
     passed = known(None, OLD, None, NEW)
     passed.settle(QUEUE, 2, now_ms=NOW)
     assert (passed.due(now_ms=NOW), passed.due(now_ms=NEW + 100)) == ([], [QUEUE])
@@ -87,7 +83,7 @@ def test_queue_that_is_settled_is_due_when_the_next_one_expires() -> None:
 CLASS_OF_A, OTHER_CLASS = (Key("a"), None), (Key("a"), 3)
 
 
-def test_request_comes_back_to_its_class_alone_and_anything_may_until_it_is_known_what_waits() -> None:
+def test_request_comes_back_to_its_class_alone_and_anything_may_until_it_is_known_what_waits():
     returned = ReturnedRequests()
     assert returned.may_have_come(CLASS_OF_A, since=1e9)
     returned.note_from_before(50.0)
@@ -98,7 +94,7 @@ def test_request_comes_back_to_its_class_alone_and_anything_may_until_it_is_know
     assert not returned.may_have_come(OTHER_CLASS, since=100.0)
 
 
-def test_memory_of_returned_requests_is_bounded() -> None:
+def test_memory_of_returned_requests_is_bounded():
     returned = ReturnedRequests()
     for number in range(3 * MAX_RETURNED):
         returned.note_sent((Key(str(number)), None), at=float(number), delay=1.0)

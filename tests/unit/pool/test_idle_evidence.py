@@ -3,10 +3,7 @@
 A group ends on evidence, never on the clock alone (lifecycle: idle-needs-a-fresh-total, total-for-hidden-messages).
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -49,17 +46,17 @@ class Listing:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
+def clock():
     return VirtualClock(monotonic=100.0)
 
 
 @pytest.fixture
-def listing(clock: VirtualClock) -> Listing:
+def listing(clock):
     return Listing(clock)
 
 
 @pytest.fixture
-async def totals(listing: Listing, clock: VirtualClock) -> AsyncIterator[QueueDepths]:
+async def totals(listing, clock):
     totals = QueueDepths(make_context(clock=clock), listing)
     running = asyncio.create_task(totals.run())
     yield totals
@@ -67,9 +64,7 @@ async def totals(listing: Listing, clock: VirtualClock) -> AsyncIterator[QueueDe
     await asyncio.wait({running})
 
 
-async def test_total_is_sampled_after_the_moment_that_was_asked_for(
-    totals: QueueDepths, listing: Listing, clock: VirtualClock
-) -> None:
+async def test_total_is_sampled_after_the_moment_that_was_asked_for(totals, listing, clock):
     listing.messages = {A: 0}
     assert totals.messages(A, after=100.0) is None
     await clock.advance(TOTALS_MAX_AGE - 0.1)
@@ -80,9 +75,7 @@ async def test_total_is_sampled_after_the_moment_that_was_asked_for(
 
 
 @pytest.mark.proves("reference-defects/14-foreign-queue-broke")
-async def test_all_who_wait_share_a_listing_and_are_notified(
-    totals: QueueDepths, listing: Listing, clock: VirtualClock
-) -> None:
+async def test_all_who_wait_share_a_listing_and_are_notified(totals, listing, clock):
     listing.messages = {A: 0, B: 3}
     changed = totals.feed.subscribe()
     totals.messages(A, after=100.0)
@@ -92,9 +85,7 @@ async def test_all_who_wait_share_a_listing_and_are_notified(
     assert (totals.messages(A, after=100.0), totals.messages(B, after=100.5)) == (0, 3)
 
 
-async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_ask(
-    totals: QueueDepths, listing: Listing, clock: VirtualClock
-) -> None:
+async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_ask(totals, listing, clock):
     totals.messages(A, after=100.0)
     await clock.advance(300.0)
     assert (totals.messages(A, after=100.0), len(listing.asked_at)) == (None, 1)
@@ -103,7 +94,7 @@ async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_
 
 
 @pytest.mark.proves("broker/management-api-fails")
-async def test_listing_that_fails_is_repeated(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
+async def test_listing_that_fails_is_repeated(totals, listing, clock):
     await clock.advance(1.0)
     assert clock.pending == []
     listing.messages, listing.failures = {A: 0}, 3
@@ -128,11 +119,7 @@ class Setting:
         context = make_context(clock=self.clock, lifecycle=LifecycleSettings(settle_delay=SETTLE))
         depths = QueueDepths(context, self.totals)
         self.reaper = IdleReaper(
-            context,
-            tracker=self.tracker,
-            queue_status=self.queue_status,
-            worker_status=WorkerStatuses(),
-            depths=depths,
+            context, tracker=self.tracker, queue_status=self.queue_status, worker_status=WorkerStatuses(), depths=depths
         )
         self.tasks = [asyncio.create_task(loop.run()) for loop in (self.reaper, self.tracker, depths)]
 
@@ -165,7 +152,7 @@ async def setting():
     await asyncio.wait(made.tasks)
 
 
-async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting) -> None:
+async def test_nothing_is_asked_before_the_unbind_of_this_term(setting):
     """lifecycle: listed-bindings-are-unknown: a listing without the binding does not replace an unbind-ok."""
     setting.queue_status.update(A, exists=True)
     setting.tracker.adopt(A, GroupStatus.UNBOUND)
@@ -173,7 +160,7 @@ async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting)
     assert setting.totals.asked_at == []
 
 
-async def test_sample_is_taken_after_settling_and_the_age_of_a_listing(setting: Setting) -> None:
+async def test_sample_is_taken_after_settling_and_the_age_of_a_listing(setting):
     """A `stop_delay` shorter than that does not matter."""
     setting.queue_status.update(A, exists=True)
     setting.retire()
@@ -185,7 +172,7 @@ async def test_sample_is_taken_after_settling_and_the_age_of_a_listing(setting: 
 
 
 @pytest.mark.proves("races/reports-activity-lost-late")
-async def test_group_with_messages_is_active_again(setting: Setting) -> None:
+async def test_group_with_messages_is_active_again(setting):
     """[stopblind_p4]: a busy worker whose reports were lost is not stopped; unacknowledged messages count."""
     setting.totals.messages = {A: 1}
     await setting.idle_group()
@@ -193,7 +180,7 @@ async def test_group_with_messages_is_active_again(setting: Setting) -> None:
     assert await setting.status_after(3.0) is GroupStatus.ACTIVE
 
 
-async def test_queue_that_does_not_run_is_not_evidence_and_is_asked_again(setting: Setting) -> None:
+async def test_queue_that_does_not_run_is_not_evidence_and_is_asked_again(setting):
     setting.totals.messages = {}
     await setting.idle_group()
     assert await setting.status_after(60.0) is GroupStatus.UNBOUND
@@ -202,14 +189,14 @@ async def test_queue_that_does_not_run_is_not_evidence_and_is_asked_again(settin
     assert await setting.status_after(12.0) is None
 
 
-async def test_group_without_queue_ends_without_a_listing(setting: Setting) -> None:
+async def test_group_without_queue_ends_without_a_listing(setting):
     setting.retire()
     assert await setting.status_after(5.0) is None
     assert setting.totals.asked_at == []
 
 
 @pytest.mark.parametrize("unbound_again", [False, True])
-async def test_sample_from_before_another_use_is_not_evidence(setting: Setting, unbound_again: bool) -> None:
+async def test_sample_from_before_another_use_is_not_evidence(setting, unbound_again):
     """[ev4_mgmt]: the group was used, and perhaps unbound again, while a slow listing was under way."""
     setting.totals.allowed.clear()
     await setting.idle_group()
@@ -226,7 +213,7 @@ async def test_sample_from_before_another_use_is_not_evidence(setting: Setting, 
     assert await setting.status_after(60.0) is GroupStatus.ACTIVE
 
 
-async def test_group_due_while_another_waits_is_judged_in_its_time(setting: Setting) -> None:
+async def test_group_due_while_another_waits_is_judged_in_its_time(setting):
     setting.totals.messages = {A: 0, B: 0}
     setting.queue_status.update(B, exists=True)
     setting.tracker.adopt(B, GroupStatus.UNBOUND)

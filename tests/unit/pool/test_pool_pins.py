@@ -1,7 +1,5 @@
 """Pins that a person set, kept in RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -16,7 +14,7 @@ def store(parameters: Parameters, *configured: str) -> PinStore:
     return PinStore(parameters, pool="p", configured=configured)
 
 
-async def test_pins_set_at_the_same_time_outlive_the_daemon_until_they_are_removed() -> None:
+async def test_pins_set_at_the_same_time_outlive_the_daemon_until_they_are_removed():
     parameters = Parameters()
     earlier = store(parameters)
     await asyncio.gather(*(earlier.add(key) for key in ODD_KEYS.values()))
@@ -29,7 +27,7 @@ async def test_pins_set_at_the_same_time_outlive_the_daemon_until_they_are_remov
 
 
 @pytest.mark.parametrize("value", [None, "a", {"a": 1}, 7, ["\ud800", "x" * 256]], ids=repr)
-async def test_foreign_value_is_not_a_pin(value: object) -> None:
+async def test_foreign_value_is_not_a_pin(value):
     parameters = Parameters()
     parameters.values["osrdyne-p-pinned"] = value
     assert await store(parameters).load() == []

@@ -3,8 +3,6 @@
 Rows name the step of docs/design/lifecycle.md for which they stand.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
@@ -80,9 +78,7 @@ QUEUE_ROWS = {
 
 
 @pytest.mark.parametrize(("desired", "queue", "workers", "step"), QUEUE_ROWS.values(), ids=QUEUE_ROWS.keys())
-def test_queue_plan(
-    desired: GroupStatus | None, queue: ObservedQueue, workers: ObservedWorkers, step: QueueStep
-) -> None:
+def test_queue_plan(desired, queue, workers, step):
     assert plan_queue(desired, queue, workers, now=NOW, settle_delay=SETTLE, messages=0) is step
 
 
@@ -95,9 +91,7 @@ def test_queue_plan(
         (SETTLE, 1, QueueStep.KEEP),
     ],
 )
-def test_queue_is_deleted_once_it_is_settled_with_a_total_of_zero(
-    waited: float, messages: int | None, step: QueueStep
-) -> None:
+def test_queue_is_deleted_once_it_is_settled_with_a_total_of_zero(waited, messages, step):
     """lifecycle: total-for-hidden-messages."""
     found = plan_queue(ABSENT, UNBOUND_NOW, NO_WORKER, now=NOW + waited, settle_delay=SETTLE, messages=messages)
     assert found is step
@@ -106,9 +100,7 @@ def test_queue_is_deleted_once_it_is_settled_with_a_total_of_zero(
 @pytest.mark.parametrize(
     ("empty_since", "after"), [(NOW - 50, NOW), (NOW + 7, NOW + 7), (None, None)], ids=["before", "after", "unknown"]
 )
-def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(
-    empty_since: float | None, after: float | None
-) -> None:
+def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(empty_since, after):
     """lifecycle: total-for-hidden-messages; for a stop, after settling: idle-needs-a-fresh-total."""
     workers = ObservedWorkers(empty_since=empty_since)
     assert delete_evidence_after(SETTLED, workers, settle_delay=SETTLE) == after
@@ -116,7 +108,7 @@ def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(
 
 
 @pytest.mark.parametrize("queue", [NO_QUEUE, LISTED, BOUND], ids=["no queue", "binding unknown", "bound"])
-def test_no_evidence_without_unbind_ok_of_this_term(queue: ObservedQueue) -> None:
+def test_no_evidence_without_unbind_ok_of_this_term(queue):
     assert stop_evidence_after(queue, settle_delay=SETTLE) is None
     assert delete_evidence_after(queue, NO_WORKER, settle_delay=SETTLE) is None
 
@@ -174,7 +166,7 @@ GROUP_ROWS = {
 
 
 @pytest.mark.parametrize(("desired", "observed", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
-def test_group_plan(desired: GroupStatus | None, observed: ObservedGroup, actions: list[object]) -> None:
+def test_group_plan(desired, observed, actions):
     assert plan_group(desired, observed, slots=1, now=NOW) == actions
 
 
@@ -277,11 +269,11 @@ SLOT_ROWS = {
 
 
 @pytest.mark.parametrize(("known", "slots", "actions"), SLOT_ROWS.values(), ids=SLOT_ROWS.keys())
-def test_active_group(known: ObservedGroup, slots: int, actions: list[object]) -> None:
+def test_active_group(known, slots, actions):
     assert plan_group(ACTIVE, known, slots=slots, now=NOW) == actions
 
 
-def test_unused_group_is_not_replaced_and_without_a_slot_drained() -> None:
+def test_unused_group_is_not_replaced_and_without_a_slot_drained():
     """The queue of its key is being removed: its workers finish what they run, and take no more."""
     outdated = observed(in_slot(0), serving=ids(0), outdated=ids(0))
     ending = observed(in_slot(0), serving=ids(0), busy=ids(0), is_ending=True)
@@ -289,7 +281,7 @@ def test_unused_group_is_not_replaced_and_without_a_slot_drained() -> None:
     assert plans == [[], [spare(0)]]
 
 
-def test_worker_that_may_end_is_asked_again_and_then_stopped() -> None:
+def test_worker_that_may_end_is_asked_again_and_then_stopped():
     known = observed(in_slot(0), in_slot(1), serving=ids(0, 1), draining=LEAVING)
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 5) == [spare(1)]
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 100) == [Stop(InstanceId("i1"), NOT_NEEDED)]

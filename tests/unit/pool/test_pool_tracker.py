@@ -3,8 +3,6 @@
 The model proves what holds, pins, adoption, retirement and the end of a group do (lifecycle: pin-until-forwarded).
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 
@@ -23,12 +21,12 @@ DELAYS = Delays(unbind=100.0, stop=50.0)
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
+def clock():
     return VirtualClock(monotonic=0.0)
 
 
 @pytest.fixture
-def tracker(clock: VirtualClock) -> PoolStateTracker:
+def tracker(clock):
     return PoolStateTracker(term=3, delays=DELAYS, clock=clock)
 
 
@@ -38,9 +36,7 @@ async def pass_time(clock: VirtualClock, tracker: PoolStateTracker, seconds: flo
 
 
 class TestTracker:
-    async def test_idle_group_that_is_not_held_is_unbound_and_then_due_to_stop(
-        self, clock: VirtualClock, tracker: PoolStateTracker
-    ) -> None:
+    async def test_idle_group_that_is_not_held_is_unbound_and_then_due_to_stop(self, clock, tracker):
         """Also while the timer of a longer wait runs."""
         running = asyncio.create_task(tracker.run())
         tracker.require_worker_group(LONG, 500.0)
@@ -57,9 +53,7 @@ class TestTracker:
         assert tracker.status(B) is tracker.status(LONG) is GroupStatus.ACTIVE
         running.cancel()
 
-    async def test_steady_use_keeps_one_timer_for_each_key(
-        self, clock: VirtualClock, tracker: PoolStateTracker
-    ) -> None:
+    async def test_steady_use_keeps_one_timer_for_each_key(self, clock, tracker):
         keys = [Key(str(number)) for number in range(10_000)]
         for _ in range(3):
             for key in keys:
@@ -67,9 +61,7 @@ class TestTracker:
             await clock.advance(10.0)
         assert len(tracker._timers) == len(keys)
 
-    async def test_generation_grows_with_every_change_and_with_a_new_group_of_the_key(
-        self, clock: VirtualClock, tracker: PoolStateTracker
-    ) -> None:
+    async def test_generation_grows_with_every_change_and_with_a_new_group_of_the_key(self, clock, tracker):
         """lifecycle: generations."""
         first = tracker.require_worker_group(A)
         assert tracker.require_worker_group(A) == first
@@ -83,9 +75,7 @@ class TestTracker:
         assert tracker.require_worker_group(A) > again
         assert PoolStateTracker(term=4, delays=DELAYS, clock=clock).generation > tracker.generation
 
-    async def test_subscriber_begins_with_all_groups_and_is_notified_of_changes_only(
-        self, clock: VirtualClock, tracker: PoolStateTracker
-    ) -> None:
+    async def test_subscriber_begins_with_all_groups_and_is_notified_of_changes_only(self, clock, tracker):
         tracker.require_worker_group(A)
         changes = tracker.subscribe()
         assert changes.take() == [A]

@@ -1,7 +1,5 @@
 """What workers report of themselves: their states, those of replicas, and how long a start took."""
 
-from __future__ import annotations
-
 import pytest
 
 from osrdyne.pool.state.workers.start_durations import KEPT, StartDurations
@@ -33,17 +31,17 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("activity", "state", "in_flight"), ROWS.values(), ids=ROWS.keys())
-def test_report_sets_the_state(activity: ActivityReport, state: WorkerState, in_flight: int) -> None:
+def test_report_sets_the_state(activity, state, in_flight):
     after = apply_report(None, activity, at=5.0, now=7.0)
     assert (after.worker_id, after.key, after.state, after.in_flight, after.at) == ("w", A, state, in_flight, 5.0)
 
 
-def test_reason_of_a_failure_is_kept_until_another_is_reported() -> None:
+def test_reason_of_a_failure_is_kept_until_another_is_reported():
     failed = apply_report(None, report(Event.FAILED, reason="no data"), at=1.0, now=1.0)
     assert apply_report(failed, report(Event.STOPPING), at=2.0, now=2.0).reason == "no data"
 
 
-def test_parts_of_a_cold_start_come_with_ready_and_with_the_first_request() -> None:
+def test_parts_of_a_cold_start_come_with_ready_and_with_the_first_request():
     parts = {"process": 400, "jvm": 2500, "load": -1, "session": True, "python": "fast", "shoe size": 42}
     worker = apply_report(None, report(Event.READY, cold_start=parts), at=1.0, now=1.0)
     assert worker.cold_start == {"process": 400, "jvm": 2500}
@@ -56,7 +54,7 @@ def test_parts_of_a_cold_start_come_with_ready_and_with_the_first_request() -> N
     assert worker.cold_start == {"process": 400, "jvm": 2500, "first_query": 700}
 
 
-def test_only_a_change_of_state_is_announced(registry: WorkerRegistry) -> None:
+def test_only_a_change_of_state_is_announced(registry):
     changes = registry.feed.subscribe()
     for event in (Event.READY, Event.READY):
         registry.report(report(event))
@@ -66,11 +64,11 @@ def test_only_a_change_of_state_is_announced(registry: WorkerRegistry) -> None:
 
 
 @pytest.fixture
-def registry() -> WorkerRegistry:
+def registry():
     return WorkerRegistry(VirtualClock())
 
 
-def test_instance_serves_when_one_of_its_workers_does_and_runs_what_all_of_them_run(registry: WorkerRegistry) -> None:
+def test_instance_serves_when_one_of_its_workers_does_and_runs_what_all_of_them_run(registry):
     assert (replica_id(WorkerId("w"), "one.d"), started_as("w.one.d"), started_as("w")) == ("w.one.d", "w", "w")
     registry.assume_ready("w", A)
     assert registry["w"].state is WorkerState.READY
@@ -84,7 +82,7 @@ def test_instance_serves_when_one_of_its_workers_does_and_runs_what_all_of_them_
     assert (registry["v"], registry.replicas("v")) == (None, [])
 
 
-def test_forgetting_an_instance_forgets_its_workers(registry: WorkerRegistry) -> None:
+def test_forgetting_an_instance_forgets_its_workers(registry):
     registry.report(report(Event.READY, "w.one"))
     registry.report(report(Event.READY, "w.two"))
     registry.report(report(Event.READY, "v"))
@@ -95,9 +93,7 @@ def test_forgetting_an_instance_forgets_its_workers(registry: WorkerRegistry) ->
     assert ([worker.worker_id for worker in registry.all()], registry["w"]) == (["v"], None)
 
 
-def test_median_of_the_latest_starts_counts_and_without_one_the_reports_of_running_workers(
-    registry: WorkerRegistry,
-) -> None:
+def test_median_of_the_latest_starts_counts_and_without_one_the_reports_of_running_workers(registry):
     durations = StartDurations(registry)
     assert durations.typical() is None
     registry.report(report(Event.READY, cold_start={"process": 500, "jvm": 2500, "load": 1000}))

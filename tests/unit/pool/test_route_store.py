@@ -1,7 +1,5 @@
 """The manifests of a pool as RabbitMQ keeps them: versions, their order, and what another program wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
@@ -15,7 +13,7 @@ import structlog
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
-from osrdyne.ingress.policies.manifest import PolicyManifest, load_policies
+from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest
 from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
@@ -29,7 +27,7 @@ def manifest(*names: str) -> Manifest:
 
 
 @pytest.fixture
-def read() -> list[str]:
+def read():
     """The texts that a store with `loading(read)` loaded."""
     return []
 
@@ -42,7 +40,7 @@ def loading(read: list[str]) -> Callable[[str], Manifest]:
     return load
 
 
-async def test_latest_version_is_active_and_the_last_ones_are_kept() -> None:
+async def test_latest_version_is_active_and_the_last_ones_are_kept():
     """RabbitMQ keeps no order of the routes."""
     parameters = Parameters()
     assert await RouteStore(parameters, pool="p").current() is None
@@ -57,7 +55,7 @@ async def test_latest_version_is_active_and_the_last_ones_are_kept() -> None:
     assert await RouteStore(parameters, pool="p").current() == versions[0]
 
 
-async def test_kept_manifest_is_read_once_until_another_one_is_kept(read: list[str]) -> None:
+async def test_kept_manifest_is_read_once_until_another_one_is_kept(read):
     parameters = Parameters()
     kept = await RouteStore(parameters, pool="p").save(manifest("a"), author="me", at=0.0)
     store = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=loading(read))
@@ -68,10 +66,10 @@ async def test_kept_manifest_is_read_once_until_another_one_is_kept(read: list[s
     assert read == [kept.manifest]
 
 
-async def test_manifest_with_twenty_patterns_is_loaded_outside_of_the_event_loop() -> None:
+async def test_manifest_with_twenty_patterns_is_loaded_outside_of_the_event_loop():
     threads: list[threading.Thread] = []
 
-    def load(text: str) -> PolicyManifest:
+    def load(text):
         threads.append(threading.current_thread())
         return load_policies(text)
 
@@ -83,7 +81,7 @@ async def test_manifest_with_twenty_patterns_is_loaded_outside_of_the_event_loop
     assert threading.current_thread() not in threads != []
 
 
-async def test_large_manifest_is_kept_compressed_and_its_history_is_not_read(read: list[str]) -> None:
+async def test_large_manifest_is_kept_compressed_and_its_history_is_not_read(read):
     parameters = Parameters()
     names = [f"route-number-{number}" for number in range(2_000)]
     store = RouteStore(parameters, pool="p")
@@ -98,7 +96,7 @@ async def test_large_manifest_is_kept_compressed_and_its_history_is_not_read(rea
     assert [route.name for route in load_manifest(versions[-1].manifest or "").routes] == names
 
 
-async def test_manifest_that_is_too_large_to_be_kept_is_refused_and_changes_nothing() -> None:
+async def test_manifest_that_is_too_large_to_be_kept_is_refused_and_changes_nothing():
     parameters = Parameters()
     store = RouteStore(parameters, pool="p")
     noise = secrets.token_bytes(3 * 2**20).hex()
@@ -109,7 +107,7 @@ async def test_manifest_that_is_too_large_to_be_kept_is_refused_and_changes_noth
 
 
 @pytest.mark.parametrize("stored", ["", "x", "AAAA", "eJw="])
-async def test_damaged_version_is_not_a_manifest_and_its_history_is_still_shown(stored: str) -> None:
+async def test_damaged_version_is_not_a_manifest_and_its_history_is_still_shown(stored):
     parameters = Parameters()
     store = RouteStore(parameters, pool="p")
     for _ in range(2):
@@ -131,14 +129,14 @@ class TestChanges:
     def splitter(self, parameters: Parameters) -> ActiveSplitter:
         return ActiveSplitter(make_context(Settings(pool=PoolSettings(id="p", kind="managed"))), parameters)
 
-    async def test_of_two_changes_of_one_version_one_is_made(self) -> None:
+    async def test_of_two_changes_of_one_version_one_is_made(self):
         splitter = self.splitter(Parameters())
         changes = [splitter.change_text(self.RULES, author=f"a{number}", expected=0) for number in range(5)]
         outcomes = await asyncio.gather(*changes, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes].count(VersionConflictError) == 4
         assert len(await splitter.history()) == 1
 
-    async def test_cleared_splitter_splits_nothing_in_this_term_and_in_the_next(self) -> None:
+    async def test_cleared_splitter_splits_nothing_in_this_term_and_in_the_next(self):
         parameters = Parameters()
         splitter = self.splitter(parameters)
         await splitter.change_text(self.RULES, author="me")
@@ -155,7 +153,7 @@ class TestChanges:
         assert [kept.version for kept in await following.history()] == [3, 2, 1]
 
 
-async def test_crash_between_history_and_version_leaves_no_version_twice() -> None:
+async def test_crash_between_history_and_version_leaves_no_version_twice():
     parameters = Parameters()
     store = RouteStore(parameters, pool="p")
     await store.save(manifest("a"), author="me", at=0.0)
@@ -166,7 +164,7 @@ async def test_crash_between_history_and_version_leaves_no_version_twice() -> No
 
 
 @pytest.mark.parametrize("value", [7, "x", [], {"version": 1}, {"version": 1, "author": "a", "at": 0, "manifest": "{"}])
-async def test_foreign_value_is_not_a_version_and_is_reported(value: object) -> None:
+async def test_foreign_value_is_not_a_version_and_is_reported(value):
     parameters = Parameters()
     parameters.values["osrdyne-p-routes"] = value
     with structlog.testing.capture_logs() as logs:

@@ -1,7 +1,5 @@
 """Snapshots of state: what is saved is read, and what cannot be read is refused as a whole."""
 
-from __future__ import annotations
-
 import json
 import zlib
 
@@ -26,7 +24,7 @@ def store_in(storage: MemorySnapshots) -> SnapshotStore[dict[str, int]]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 50_000], ids=["empty", "small", "large"])
-async def test_saved_state_is_loaded_again(count: int) -> None:
+async def test_saved_state_is_loaded_again(count):
     storage, state = MemorySnapshots(), {f"é{number}": number for number in range(count)}
     for _ in range(2):  # the second time in a thread if it is large
         assert await store_in(storage).save(state)
@@ -39,13 +37,13 @@ async def test_saved_state_is_loaded_again(count: int) -> None:
     ids=["empty", "plain", "no JSON", "other values", "cut", "nested"],
 )
 @pytest.mark.proves("controller/snapshot-damaged-queue-available")
-async def test_snapshot_that_cannot_be_read_is_refused_with_a_warning(content: bytes) -> None:
+async def test_snapshot_that_cannot_be_read_is_refused_with_a_warning(content):
     with structlog.testing.capture_logs() as logs:
         assert await store_in(MemorySnapshots(content)).load() is None
     assert [line["log_level"] for line in logs] == ["warning"]
 
 
-async def test_snapshot_that_is_too_large_is_neither_loaded_nor_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshot_that_is_too_large_is_neither_loaded_nor_saved(monkeypatch):
     monkeypatch.setattr(snapshots, "MAX_TEXT_BYTES", 1000)
     storage = MemorySnapshots(zlib.compress(json.dumps({"a": " " * 2000}).encode()))
     assert await store_in(storage).load() is None
@@ -56,7 +54,7 @@ async def test_snapshot_that_is_too_large_is_neither_loaded_nor_saved(monkeypatc
 
 
 @pytest.mark.proves("controller/snapshot-damaged-queue-available")
-async def test_silent_queue_does_not_end_the_term_and_lost_leadership_does() -> None:
+async def test_silent_queue_does_not_end_the_term_and_lost_leadership_does():
     storage = MemorySnapshots()
     storage.error = BrokerSilentError("silent")
     assert not await store_in(storage).save({})

@@ -1,7 +1,5 @@
 """What is not believed: names of the pool's own as reply addresses, messages that came another way."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -19,7 +17,7 @@ DIRECT = ("amq.rabbitmq.reply-to", "amq.rabbitmq.reply-to.g1h2AA==.bm93aGVyZQ=="
 
 
 @given(st.text(max_size=200))
-def test_no_answer_goes_to_a_name_of_the_pools_own(text: str) -> None:
+def test_no_answer_goes_to_a_name_of_the_pools_own(text):
     declared = [item.name for item in pool_topology("pool").declarations if isinstance(item, Exchange | Queue)]
     names = [
         *declared, *NAMES.register_queues(1), *NAMES.register_queues(2), NAMES.retry_exchange, NAMES.retried_exchange,
@@ -33,7 +31,7 @@ def test_no_answer_goes_to_a_name_of_the_pools_own(text: str) -> None:
     assert [name for name in names if ReplyAddresses(NAMES, (name,)).refuse(name) is None] == []
 
 
-def test_other_queues_may_be_answered_into_unless_they_are_restricted_to_prefixes() -> None:
+def test_other_queues_may_be_answered_into_unless_they_are_restricted_to_prefixes():
     others = (
         "",
         "replies",
@@ -55,12 +53,12 @@ def test_other_queues_may_be_answered_into_unless_they_are_restricted_to_prefixe
         assert refused == [None, None, None]
 
 
-def test_answer_has_no_header_that_routes_it() -> None:
+def test_answer_has_no_header_that_routes_it():
     headers = Response(headers={"CC": ["pool-leader"], "BCC": ["pool-dl"], "x-own": "1"}).wire_headers()
     assert headers.keys() & {"CC", "BCC", "x-own"} == {"x-own"}
 
 
-async def test_forged_messages_are_all_counted_and_logged_at_a_bounded_rate() -> None:
+async def test_forged_messages_are_all_counted_and_logged_at_a_bounded_rate():
     clock, metrics = VirtualClock(), Metrics()
     forgeries = Forgeries(make_context(pool="pool", clock=clock, metrics=metrics))
     with capture_logs() as logs:
@@ -72,7 +70,7 @@ async def test_forged_messages_are_all_counted_and_logged_at_a_bounded_rate() ->
     assert metrics.registry.get_sample_value("osrdyne_forged_messages_total", {"queue": "dead-letters"}) == 101.0
 
 
-async def test_refused_reply_address_is_logged_once_for_each_key() -> None:
+async def test_refused_reply_address_is_logged_once_for_each_key():
     metrics = Metrics()
     forgeries = Forgeries(make_context(pool="pool", metrics=metrics))
     with capture_logs() as logs:

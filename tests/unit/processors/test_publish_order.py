@@ -1,7 +1,5 @@
 """The order in which messages enter one queue."""
 
-from __future__ import annotations
-
 import asyncio
 
 from osrdyne.processors.publish_order import PublishOrder, Ticket
@@ -16,7 +14,7 @@ async def go(ticket: Ticket, name: str, gone: list[str]) -> None:
         gone.append(name)
 
 
-async def test_new_ticket_does_not_overtake_tickets_that_were_called() -> None:
+async def test_new_ticket_does_not_overtake_tickets_that_were_called():
     order, gone = PublishOrder(), list[str]()
     async with asyncio.TaskGroup() as group:
         with order.enter(A, None) as first:
@@ -28,7 +26,7 @@ async def test_new_ticket_does_not_overtake_tickets_that_were_called() -> None:
     assert (gone, len(order)) == (["2", "3", "4"], 0)
 
 
-async def test_cancelled_ticket_leaves_the_others_their_order() -> None:
+async def test_cancelled_ticket_leaves_the_others_their_order():
     order, gone = PublishOrder(), list[str]()
     async with asyncio.TaskGroup() as group:
         with order.enter(A, None) as first:

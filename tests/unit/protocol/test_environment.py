@@ -1,9 +1,6 @@
 """The environment of a worker, through a real process environment; users and TLS options in its AMQP URI."""
 
-from __future__ import annotations
-
 import subprocess
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -23,7 +20,7 @@ def without(name: str) -> dict[str, str]:
     return {key: value for key, value in worker_environment().to_variables().items() if key != name}
 
 
-def test_odd_keys_survive_a_real_process_environment() -> None:
+def test_odd_keys_survive_a_real_process_environment():
     for key in [*ODD_KEYS.values(), EVERYTHING]:
         environment = worker_environment(key=key, max_message_bytes=1234)
         printed = subprocess.run(
@@ -33,7 +30,7 @@ def test_odd_keys_survive_a_real_process_environment() -> None:
         assert WorkerEnvironment.from_variables(variables) == environment
 
 
-def test_only_a_paused_worker_has_a_variable_for_it_and_no_secret_is_shown() -> None:
+def test_only_a_paused_worker_has_a_variable_for_it_and_no_secret_is_shown():
     variables = worker_environment().to_variables()
     assert "WORKER_PAUSED" not in variables
     assert worker_environment().requests_queue == variables["WORKER_REQUESTS_QUEUE"] == "p-req-k"
@@ -42,7 +39,7 @@ def test_only_a_paused_worker_has_a_variable_for_it_and_no_secret_is_shown() -> 
     assert "s3cret" not in repr(paused) and "hush" not in repr(paused)
 
 
-def test_variables_of_the_reference_protocol_are_enough() -> None:
+def test_variables_of_the_reference_protocol_are_enough():
     worker = WorkerEnvironment.from_variables(
         {"WORKER_ID": "w", "WORKER_KEY": "k", "WORKER_POOL": "p", "WORKER_AMQP_URI": "amqp://h",
          "WORKER_REQUESTS_QUEUE": "p-req-k"}
@@ -56,7 +53,7 @@ def test_variables_of_the_reference_protocol_are_enough() -> None:
 
 
 @pytest.mark.parametrize("name", ["WORKER_ID", "WORKER_AMQP_URI", "WORKER_KEY"])
-def test_missing_variable_is_named_with_the_remedy(name: str) -> None:
+def test_missing_variable_is_named_with_the_remedy(name):
     with pytest.raises(ConfigurationError, match=f"{name}.*osrdyne groups env"):
         WorkerEnvironment.from_variables(without(name))
 
@@ -72,13 +69,13 @@ def test_missing_variable_is_named_with_the_remedy(name: str) -> None:
         ("WORKER_KEY_ESCAPED", ["%41"]),
     ],
 )
-def test_wrong_variable_is_named(name: str, values: list[str]) -> None:
+def test_wrong_variable_is_named(name, values):
     for value in values:
         with pytest.raises(ConfigurationError, match=name.removesuffix("_ESCAPED")):
             WorkerEnvironment.from_variables({**worker_environment().to_variables(), name: value})
 
 
-def test_uri_comes_from_a_file_and_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_uri_comes_from_a_file_and_one_that_cannot_be_read_is_named(tmp_path):
     file = tmp_path / "uri"
     variables = {**without("WORKER_AMQP_URI"), "WORKER_AMQP_URI_FILE": str(file)}
     for content in (None, b"\xff\xfe"):
@@ -90,7 +87,7 @@ def test_uri_comes_from_a_file_and_one_that_cannot_be_read_is_named(tmp_path: Pa
     assert WorkerEnvironment.from_variables(variables).amqp_uri == "amqp://from:file@host/"
 
 
-def test_replica_takes_the_hosts_name_as_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_takes_the_hosts_name_as_its_id(monkeypatch):
     monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"nodename": "pod-7"}))
     for value, worker_id in (("true", "pod-7"), ("", "w1"), ("0", "w1"), ("false", "w1"), ("False", "w1")):
         variables = {**worker_environment().to_variables(), "WORKER_ID_USE_HOSTNAME": value}
@@ -110,25 +107,25 @@ FILES = TlsFiles("/etc/a b/ca+1.pem", "/c=d&e.pem", "/é#?%2F@.key", verify=Fals
     ],
     ids=["other parameters stay", "given authority counts", "no files", "no TLS"],
 )
-def test_files_are_parameters_of_the_uri(uri: str, files: str | None, written: str) -> None:
+def test_files_are_parameters_of_the_uri(uri, files, written):
     assert with_tls(uri, TlsFiles(ca_file=files)) == written
     assert tls_of(with_tls("amqps://u:p@h:5671/v?heartbeat=5", FILES)) == FILES
 
 
-def test_verify_that_means_nothing_is_refused() -> None:
+def test_verify_that_means_nothing_is_refused():
     with pytest.raises(ValueError, match="verify_peer or verify_none"):
         tls_of("amqps://h/?verify=maybe")
     with pytest.raises(ValidationError, match="verify_peer or verify_none"):
         BrokerSettings(uri=SecretStr("amqps://h/?verify=no"))
 
 
-def test_other_user_takes_the_place_of_the_first() -> None:
+def test_other_user_takes_the_place_of_the_first():
     parts = urlsplit(with_user("amqps://u:p@[::1]:5671/v?verify=verify_none", "osrdyne-a-+2F", "x/:@"))
     assert (unquote(parts.username or ""), unquote(parts.password or "")) == ("osrdyne-a-+2F", "x/:@")
     assert (parts.hostname, parts.port, parts.path, parts.query) == ("::1", 5671, "/v", "verify=verify_none")
 
 
-def test_workers_get_the_files_of_the_controller_unless_they_have_a_uri_of_their_own() -> None:
+def test_workers_get_the_files_of_the_controller_unless_they_have_a_uri_of_their_own():
     files = TlsFiles(ca_file="/ca.pem")
     settings = BrokerSettings(uri=SecretStr("amqps://h/"), tls=TlsSettings(ca_file="/ca.pem"))
     assert tls_of(settings.effective_worker_uri()) == settings.effective_tls() == files

@@ -1,7 +1,5 @@
 """What the leader and a pooled process exchange survives the wire; hostile input is an error that names the field."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -74,14 +72,14 @@ QUESTIONS: st.SearchStrategy[Question] = (
 
 class TestQuestions:
     @given(QUESTIONS, GENERATIONS)
-    def test_question_that_was_sent_is_read(self, question: Question, generation: Generation) -> None:
+    def test_question_that_was_sent_is_read(self, question, generation):
         received = control_from_wire(question_to_control(question, generation).wire_body())
         assert received is not None
         assert received.generation == generation
         assert question_of_control(received) == question
 
     @given(st.sampled_from(list(Command)), st.dictionaries(FIELDS, JSON, max_size=5))
-    def test_any_details_are_a_question_or_an_error(self, command: Command, details: dict[str, object]) -> None:
+    def test_any_details_are_a_question_or_an_error(self, command, details):
         try:
             question_of_control(ControlMessage(command, Generation(1, 1), details))
         except InvalidMessageError as error:
@@ -99,7 +97,7 @@ class TestQuestions:
             ({"variables": {"WORKER_AMQP_URI": [SECRET]}}, "assign.worker.variables.WORKER_AMQP_URI: "),
         ],
     )
-    def test_error_names_the_field_and_no_value(self, change: dict[str, object], place: str) -> None:
+    def test_error_names_the_field_and_no_value(self, change, place):
         question = Assign("q", worker_environment(), 0, "h", 1.0)
         message = question_to_control(question, Generation(1, 1))
         assert SECRET in message.wire_body().decode()
@@ -113,7 +111,7 @@ class TestQuestions:
         context = "" if raised.value.__suppress_context__ else str(raised.value.__context__)
         assert SECRET not in repr(raised.value) + context
 
-    def test_command_to_a_worker_is_no_question_and_a_drain_needs_no_id(self) -> None:
+    def test_command_to_a_worker_is_no_question_and_a_drain_needs_no_id(self):
         assert question_of_control(ControlMessage(Command.DRAIN, Generation(1, 1))) == Drain("")
         for command in (Command.PAUSE, Command.RESUME, Command.CANCEL, Command.QUEUES, Command.POISON):
             assert question_of_control(ControlMessage(command, Generation(1, 1), {"id": "q"})) is None
@@ -121,7 +119,7 @@ class TestQuestions:
 
 class TestState:
     @given(STATES)
-    def test_state_that_was_sent_is_read(self, state: ProcessState) -> None:
+    def test_state_that_was_sent_is_read(self, state):
         sent = state.to_report(WorkerId("process"))
         received = report_from_wire(routing_key=PROCESS_KEY, headers=sent.wire_headers(), body=sent.wire_body())
         assert received is not None
@@ -129,20 +127,20 @@ class TestState:
         assert process_state_of(received) == state
 
     @given(st.dictionaries(FIELDS, JSON, max_size=6))
-    def test_any_details_are_a_state_or_an_error(self, details: dict[str, object]) -> None:
+    def test_any_details_are_a_state_or_an_error(self, details):
         try:
             process_state_of(ActivityReport("pooled", Event.PROCESS_STATE, "p", details))
         except InvalidMessageError as error:
             assert error.message.startswith("process-state")
 
-    def test_error_names_the_place_and_fields_of_a_later_version_are_ignored(self) -> None:
+    def test_error_names_the_place_and_fields_of_a_later_version_are_ignored(self):
         later = ActivityReport("pooled", Event.PROCESS_STATE, "p", {"sequence": 1, "weather": "fine"})
         assert process_state_of(later) == ProcessState(1)
         details = {"sequence": 1, "assignments": [{"worker_id": "w", "key": "k", "slot": 0}]}
         with pytest.raises(InvalidMessageError, match=r"process-state\.assignments\.0\.spec_hash: "):
             process_state_of(ActivityReport("pooled", Event.PROCESS_STATE, "p", details))
 
-    def test_later_report_of_a_process_is_newer_also_after_a_restart(self) -> None:
+    def test_later_report_of_a_process_is_newer_also_after_a_restart(self):
         first, second = ProcessState(1, started_at=5.0), ProcessState(2, started_at=5.0)
         restarted = ProcessState(1, started_at=6.0)
         assert second.is_newer_than(first)
@@ -152,7 +150,7 @@ class TestState:
 
 
 class TestEnvironment:
-    def test_process_has_no_request_queue(self) -> None:
+    def test_process_has_no_request_queue(self):
         assert "WORKER_PLACEMENT" not in worker_environment().to_variables()
         process = worker_environment(key=PROCESS_KEY, requests_queues=(), placement=Placement.POOLED)
         variables = process.to_variables()

@@ -1,7 +1,5 @@
 """Requests, responses, deadlines, activity and control as they are read from the wire: hostile input never raises."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -39,9 +37,7 @@ MOMENT_MS = int(MOMENT.timestamp() * 1000)
 
 class TestHostileMessages:
     @given(HEADERS, SCALARS, st.none() | st.datetimes(timezones=st.just(UTC)), st.text())
-    def test_request_with_any_headers_is_read(
-        self, headers: dict[str, object], expiration: object, timestamp: datetime | None, key: str
-    ) -> None:
+    def test_request_with_any_headers_is_read(self, headers, expiration, timestamp, key):
         request = request_from_wire(
             key=key, body=b"", headers=headers, correlation_id=None, reply_to="", content_type=None,
             content_encoding=None, expiration=expiration, timestamp=timestamp, redelivered=False, now_ms=MOMENT_MS,
@@ -53,23 +49,23 @@ class TestHostileMessages:
         assert request.no_activate in {True, False}
 
     @given(HEADERS)
-    def test_response_with_any_headers_is_read(self, headers: dict[str, object]) -> None:
+    def test_response_with_any_headers_is_read(self, headers):
         response = Response.from_wire(headers=headers, body=b"", content_type=None)
         assert isinstance(response.status, str)
         assert response.code is None or type(response.code) is int
 
     @given(HEADERS, st.binary(), st.text())
-    def test_report_with_any_content_is_read_or_none(self, headers: dict[str, object], body: bytes, key: str) -> None:
+    def test_report_with_any_content_is_read_or_none(self, headers, body, key):
         report = report_from_wire(routing_key=key, headers=headers, body=body)
         assert report is None or report.key == key
 
     @given(st.binary())
-    def test_any_bytes_are_a_control_message_or_none(self, body: bytes) -> None:
+    def test_any_bytes_are_a_control_message_or_none(self, body):
         message = control_from_wire(body)  # hypothesis tries constants of the source, among them messages
         assert message is None or control_from_wire(message.wire_body()) == message
 
     @pytest.mark.parametrize("body", [b"[" * 100_000, b"1" * 10_000, b"\xff\xfe", b'{"command": ["pause"]}'])
-    def test_body_that_breaks_parsers_is_none(self, body: bytes) -> None:
+    def test_body_that_breaks_parsers_is_none(self, body):
         assert control_from_wire(body) is None
         headers = {EVENT_HEADER: "busy", WORKER_ID_HEADER: "w"}
         report = report_from_wire(routing_key="k", headers=headers, body=body)
@@ -82,16 +78,14 @@ class TestResponse:
         st.sampled_from(list(Status)), st.none() | st.integers(100, 599), st.none() | st.text(),
         st.none() | st.floats(0, 1e6), st.booleans(),
     )  # fmt: skip
-    def test_what_was_sent_is_what_is_read(
-        self, status: Status, code: int | None, detail: str | None, retry_after: float | None, progress: bool
-    ) -> None:
+    def test_what_was_sent_is_what_is_read(self, status, code, detail, retry_after, progress):
         sent = Response(status, code=code, detail=detail, retry_after=retry_after, progress=progress, worker_id="w")
         read = Response.from_wire(headers=sent.wire_headers(), body=b"", content_type=None)
         assert (read.status, read.detail, read.retry_after, read.progress) == (status, detail, retry_after, progress)
         assert read.code == (CODES[status] if code is None else code)
 
     @given(st.sampled_from(list(Status)), st.booleans())
-    def test_reference_statuses_are_ok_or_core_error_and_lose_nothing(self, status: Status, forged: bool) -> None:
+    def test_reference_statuses_are_ok_or_core_error_and_lose_nothing(self, status, forged):
         """They are byte arrays, because the reference client reads nothing else."""
         sent = Response(status, headers={"x-osrdyne-status": "forged"} if forged else {})
         headers = sent.wire_headers(reference_statuses=True)
@@ -100,7 +94,7 @@ class TestResponse:
             assert type(wire["x-status"]) is bytearray
             assert Response.from_wire(headers=wire, body=b"", content_type=None).status == status
 
-    def test_status_of_another_version_is_kept_and_text_is_read_from_bytes(self) -> None:
+    def test_status_of_another_version_is_kept_and_text_is_read_from_bytes(self):
         for status in ("core_error", "of-a-later-version"):
             headers = {"x-status": bytearray(status, "utf-8")}
             assert Response.from_wire(headers=headers, body=b"", content_type=None).status == status
@@ -127,14 +121,12 @@ class TestDeadline:
         ],
         ids=["none", "expiration", "header", "from first sight", "header known", "beyond all time"],
     )
-    def test_earlier_of_header_and_expiration_counts(
-        self, expiration: object, timestamp: datetime | None, header: int | None, deadline: int | None
-    ) -> None:
+    def test_earlier_of_header_and_expiration_counts(self, expiration, timestamp, header, deadline):
         given = None if header is None else MOMENT_MS + header
         found = self.of(expiration=expiration, timestamp=timestamp, header=given)
         assert found == (None if deadline is None else MOMENT_MS + deadline)
 
-    def test_what_makes_no_sense_counts_as_absent(self) -> None:
+    def test_what_makes_no_sense_counts_as_absent(self):
         headers = (True, -1, 10**18, float("nan"), float("inf"), "5", None, [1], b"5")
         assert [value for value in headers if self.of(header=value) is not None] == []
         expirations = ("", "-1", "1.5", "²", "٣", " 1", "1e3", True, -1, 2.0, None, b"1")
@@ -153,9 +145,7 @@ class TestDeadline:
         ],
         ids=["no lifetime", "agree", "behind", "too far behind", "ahead", "limit of the queue", "forwarded"],
     )
-    def test_skew_extends_no_lifetime(
-        self, clock: int, expiration: str | None, timestamp: datetime | None, forwarded: bool, deadline: int
-    ) -> None:
+    def test_skew_extends_no_lifetime(self, clock, expiration, timestamp, forwarded, deadline):
         """A caller with a time-out of 3 s, whose clock differs."""
         found = deadline_ms(
             headers={"x-deadline": MOMENT_MS + clock + 3_000},
@@ -167,7 +157,7 @@ class TestDeadline:
         )
         assert found == MOMENT_MS + deadline
 
-    def test_rest_of_the_deadline_goes_to_the_next_hop_until_it_has_passed(self) -> None:
+    def test_rest_of_the_deadline_goes_to_the_next_hop_until_it_has_passed(self):
         passed = [is_past(deadline, now_ms=1_000) for deadline in (999, 1_000, None)]
         assert passed == [True, False, False]
         left = [remaining_expiration(deadline, now_ms=1_000) for deadline in (None, 1_500, 1_000, 1)]
@@ -176,12 +166,12 @@ class TestDeadline:
 
 class TestActivity:
     @given(st.sampled_from(list(Event)), st.dictionaries(st.text(), st.integers() | st.text(), max_size=3))
-    def test_what_was_sent_is_what_is_read(self, event: Event, details: dict[str, object]) -> None:
+    def test_what_was_sent_is_what_is_read(self, event, details):
         sent = ActivityReport("key", event, "w1", details, {"x-path": "/sql"})
         read = report_from_wire(routing_key="key", headers=sent.wire_headers(), body=sent.wire_body())
         assert read == sent
 
-    def test_report_of_the_reference_worker_is_read(self) -> None:
+    def test_report_of_the_reference_worker_is_read(self):
         headers = {EVENT_HEADER: b"request-received", WORKER_ID_HEADER: b"w1"}
         assert report_from_wire(routing_key="key", headers=headers, body=b"") == ActivityReport(
             "key", Event.REQUEST_RECEIVED, "w1"
@@ -190,22 +180,22 @@ class TestActivity:
 
 class TestControl:
     @given(st.sampled_from(list(Command)), st.integers(0), st.integers(0))
-    def test_what_was_sent_is_what_is_read(self, command: Command, term: int, counter: int) -> None:
+    def test_what_was_sent_is_what_is_read(self, command, term, counter):
         sent = ControlMessage(command, Generation(term, counter), {"correlation_id": "c", "queues": ["q"]})
         assert control_from_wire(sent.wire_body()) == sent
 
-    def test_message_without_a_generation_is_none(self) -> None:
+    def test_message_without_a_generation_is_none(self):
         for generation in (None, [], [1], [1, 2, 3], ["1", 2], {"term": 1}, 7):
             assert control_from_wire(json.dumps({"command": "pause", "generation": generation}).encode()) is None
 
 
-def test_detail_on_the_wire_is_short_and_utf8() -> None:
+def test_detail_on_the_wire_is_short_and_utf8():
     detail = Response(detail="\ud800" + "x" * 200_000).wire_headers()[DETAIL_HEADER]
     assert isinstance(detail, str)
     assert (len(detail.encode()), detail[0], detail[-1]) == (DETAIL_LIMIT + 2, "?", "…")
 
 
-def test_invalid_outcomes_of_reloads_are_left_out() -> None:
+def test_invalid_outcomes_of_reloads_are_left_out():
     good = {"a": None, "b": "no data"}
     odd = {"a": None, "b": 7, "x" * 65: None}
     many = {str(number): None for number in range(5)}
@@ -213,7 +203,7 @@ def test_invalid_outcomes_of_reloads_are_left_out() -> None:
     assert found == [good, {"a": None}, {}, {}, {}]
 
 
-def test_start_reads_back_as_it_was_written() -> None:
+def test_start_reads_back_as_it_was_written():
     start = StartProgress(3, 12.25, "max_concurrent_starts")
     assert json.loads(start.to_json()) == {
         "state": "starting", "position": 3, "eta_s": 12.2, "waiting_for": "max_concurrent_starts",
@@ -226,7 +216,7 @@ def test_start_reads_back_as_it_was_written() -> None:
     assert [body for body in others if StartProgress.from_json(body) is not None] == []
 
 
-def test_progress_of_jobs_survives_the_wire_and_invalid_numbers_are_zero() -> None:
+def test_progress_of_jobs_survives_the_wire_and_invalid_numbers_are_zero():
     jobs = JobProgress(1, 1, 2, 3, 8, 1000)
     assert JobProgress.from_json(jobs.to_json()) == jobs
     for body in (b"", b"[1]", b"{", b'{"jobs": "1", "rows": true, "tasks_done": 1.5, "more": 1}', b"[" * 100_000):

@@ -1,7 +1,5 @@
 """Which masters of Spark are valid, and where they are reached."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ ports = st.integers(1, 65535)
 
 
 @given(st.lists(st.tuples(hosts, ports), min_size=1, max_size=4))
-def test_standalone_master_has_its_addresses_in_order_and_a_local_one_none(addresses: list[tuple[str, int]]) -> None:
+def test_standalone_master_has_its_addresses_in_order_and_a_local_one_none(addresses):
     master = parse_spark_master("spark://" + ",".join(f"{host}:{port}" for host, port in addresses))
     assert (master.kind, master.addresses, master.is_shared) == (MasterKind.STANDALONE, tuple(addresses), True)
     for text in ("local", "local[1]", "local[*]", "local[4,2]", "local[*, 3]"):
@@ -34,7 +32,7 @@ def test_standalone_master_has_its_addresses_in_order_and_a_local_one_none(addre
         ("spark://[::1]:7077", MasterKind.STANDALONE, ("[::1]", 7077), "spark://[::1]:7077"),
     ],
 )
-def test_master_is_shown_without_secrets(text: str, kind: MasterKind, address: tuple[str, int], shown: str) -> None:
+def test_master_is_shown_without_secrets(text, kind, address, shown):
     master = parse_spark_master(text)
     assert (master.kind, master.addresses) == (kind, (address,))
     assert shown_master(text) == shown
@@ -55,7 +53,7 @@ def test_master_is_shown_without_secrets(text: str, kind: MasterKind, address: t
         ("sc://host;token=secret", "sc://"),
     ],
 )
-def test_invalid_master_is_refused_with_the_remedy_and_without_secrets(text: str, marker: str) -> None:
+def test_invalid_master_is_refused_with_the_remedy_and_without_secrets(text, marker):
     with pytest.raises(ValueError, match=r"\w") as caught:
         parse_spark_master(text)
     assert marker in str(caught.value)

@@ -1,7 +1,5 @@
 """The source `rabbitmq-stream`: its options, the offsets of each batch, and the rows of messages."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -24,7 +22,7 @@ REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "rabbitmq-stream-
 GIVEN = {"uriFile": "/run/secrets/uri", "stream": "log"}
 
 
-def test_options_have_defaults_and_any_case_and_names_are_data() -> None:
+def test_options_have_defaults_and_any_case_and_names_are_data():
     options = parse_options({"URIFILE": "/run/secrets/uri", "Stream": "log"})
     assert (options.uri_file, options.streams) == ("/run/secrets/uri", ("log",))
     assert (options.starting_offsets, options.ending_offsets) == (Position("earliest"), Position("latest"))
@@ -60,14 +58,14 @@ def test_options_have_defaults_and_any_case_and_names_are_data() -> None:
     ],
     ids=str,
 )
-def test_an_invalid_option_is_named(options: dict[str, str | None], named: str) -> None:
+def test_an_invalid_option_is_named(options, named):
     given = {name: value for name, value in {**GIVEN, **options}.items() if value is not None}
     with pytest.raises(ConfigurationError, match=named) as refused:
         parse_options(given)
     assert "secret@" not in str(refused.value)
 
 
-def test_a_file_without_a_uri_is_refused_without_its_content(tmp_path: Path) -> None:
+def test_a_file_without_a_uri_is_refused_without_its_content(tmp_path):
     file = tmp_path / "uri"
     for content in (b"", b"a b", b"amqp://u:secret@h\namqp://u:secret@h", b"\xff"):
         file.write_bytes(content)
@@ -83,7 +81,7 @@ STREAMS = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.tuples(OFFSE
 
 
 @given(streams=STREAMS, most=st.integers(1, 2**41) | st.none())
-def test_batches_move_every_reader_to_the_end(streams: dict[str, tuple[int, int]], most: int | None) -> None:
+def test_batches_move_every_reader_to_the_end(streams, most):
     start = {name: min(pair) for name, pair in streams.items()}
     available = {name: max(pair) for name, pair in streams.items()}
     total = sum(available.values()) - sum(start.values())
@@ -93,7 +91,7 @@ def test_batches_move_every_reader_to_the_end(streams: dict[str, tuple[int, int]
     assert list(stop) == sorted(stop)
 
 
-def test_a_new_or_small_stream_is_read_beside_a_large_backlog_and_a_missing_one_is_refused() -> None:
+def test_a_new_or_small_stream_is_read_beside_a_large_backlog_and_a_missing_one_is_refused():
     start, available = {"large": 0, "small": 0}, {"large": 1_000_000, "small": 1}
     assert next_end(start, available, 1000, fail_on_data_loss=True) == {"large": 999, "small": 1}
     assert next_end({"a": 1}, {"a": 2, "new": 4}, None, fail_on_data_loss=True) == {"a": 2, "new": 4}
@@ -102,7 +100,7 @@ def test_a_new_or_small_stream_is_read_beside_a_large_backlog_and_a_missing_one_
 
 
 @given(streams=STREAMS, parts=st.integers(1, 20))
-def test_splits_cover_a_batch_once(streams: dict[str, tuple[int, int]], parts: int) -> None:
+def test_splits_cover_a_batch_once(streams, parts):
     start = {name: min(pair) for name, pair in streams.items()}
     stop = {name: max(pair) for name, pair in streams.items()}
     most = max(1, *(stop[name] - start[name] for name in streams)) // parts + 1
@@ -116,7 +114,7 @@ def test_splits_cover_a_batch_once(streams: dict[str, tuple[int, int]], parts: i
         assert position == stop[name]
 
 
-def test_edges_are_those_of_the_stream() -> None:
+def test_edges_are_those_of_the_stream():
     bounds = {"b": StreamRange(5, 9), "a": None}
     assert resolve(Position("earliest"), bounds) == {"a": 0, "b": 5}
     assert resolve(Position("latest"), bounds) == {"a": 0, "b": 9}
@@ -124,7 +122,7 @@ def test_edges_are_those_of_the_stream() -> None:
     assert resolve(Position("latest", {"b": 7}), bounds) == {"a": 0, "b": 7}
 
 
-def test_a_stream_that_was_declared_again_fails_or_is_read_from_its_first_message() -> None:
+def test_a_stream_that_was_declared_again_fails_or_is_read_from_its_first_message():
     with pytest.raises(StreamDataLostError, match=r"log .*3.*10"):
         next_end({"log": 10}, {"log": 3}, None, fail_on_data_loss=True)
     stop = next_end({"log": 10}, {"log": 3}, 2, fail_on_data_loss=False)
@@ -132,7 +130,7 @@ def test_a_stream_that_was_declared_again_fails_or_is_read_from_its_first_messag
     assert [one.wanted for one in split({"log": 10}, stop, 100)] == [StreamRange(0, 2)]
 
 
-def test_a_row_has_every_property_and_headers_as_text_in_the_schema_that_spark_expects() -> None:
+def test_a_row_has_every_property_and_headers_as_text_in_the_schema_that_spark_expects():
     when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     nested = {"b": [True, b"x"], "a": Decimal("1.5")}
     headers = {"text": "ü", "number": 7, "bytes": b"\xff1", "null": None, "nested": nested, "when": when}

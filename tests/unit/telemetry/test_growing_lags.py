@@ -1,7 +1,5 @@
 """The forecast of a lag, and one that only grows: logged once, and named by `status` until the reader catches up."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -46,7 +44,7 @@ class Readers:
 
 
 @pytest.mark.proves("telemetry/lag-reader-only-grows")
-def test_growing_lag_is_reported_once_and_until_the_reader_catches_up() -> None:
+def test_growing_lag_is_reported_once_and_until_the_reader_catches_up():
     readers = Readers()
     with capture_logs() as logs:
         readers.let_lag_grow()
@@ -61,7 +59,7 @@ def test_growing_lag_is_reported_once_and_until_the_reader_catches_up() -> None:
     assert readers.inspector.finding() is None
 
 
-async def test_metrics_and_finding_of_the_last_reader_end_with_its_position() -> None:
+async def test_metrics_and_finding_of_the_last_reader_end_with_its_position():
     readers = Readers()
     readers.let_lag_grow()
     readers.metrics.telemetry_lag_messages.labels(reader="warm", partition="0").set(5)
@@ -72,7 +70,7 @@ async def test_metrics_and_finding_of_the_last_reader_end_with_its_position() ->
     assert b"osrdyne_telemetry_lag_messages{" not in generate_latest(readers.metrics.registry)
 
 
-async def test_unexpected_error_while_measuring_does_not_end_the_term() -> None:
+async def test_unexpected_error_while_measuring_does_not_end_the_term():
     readers = Readers(failure=ArithmeticError("unexpected"))
     with capture_logs() as logs:
         running = asyncio.create_task(readers.inspector.run("log", 1))
@@ -82,7 +80,7 @@ async def test_unexpected_error_while_measuring_does_not_end_the_term() -> None:
     assert [entry["log_level"] for entry in logs] == ["error", "error"]
 
 
-def test_stored_position_with_numbers_beyond_all_bounds_is_no_position() -> None:
+def test_stored_position_with_numbers_beyond_all_bounds_is_no_position():
     assert parse_position("warm", {"offsets": {"0": 1}, "at": 10**400}) is None
     assert parse_position("warm", {"offsets": {"1" * 5000: 1}, "at": 1}) is None
 
@@ -97,7 +95,7 @@ def trend(rate_in: float, rate_out: float, *, lag: int = 0, minutes: float = 20.
     return found
 
 
-def test_forecast_is_when_the_difference_of_the_rates_has_drained_the_lag() -> None:
+def test_forecast_is_when_the_difference_of_the_rates_has_drained_the_lag():
     assert (Trend().forecast(), trend(800, 720, minutes=0.5).forecast()) == (None, None)
     assert trend(0, 0).forecast() == Forecast(0.0, 0.0, 0.0, False)
     peak, never = trend(0, 720, lag=108_000).forecast(), trend(800, 720).forecast()
@@ -121,7 +119,7 @@ def test_forecast_is_when_the_difference_of_the_rates_has_drained_the_lag() -> N
     ],
     ids=["in batches", "nothing", "for less than the window", "for the window"],
 )
-def test_only_a_lag_that_grew_for_the_whole_window_grows(measured: Trend, grows: bool) -> None:
+def test_only_a_lag_that_grew_for_the_whole_window_grows(measured, grows):
     forecast = measured.forecast()
     assert forecast is not None
     assert forecast.grows is grows

@@ -1,7 +1,5 @@
 """Which event of a series is its last value, whatever the order, repetitions and clocks, and where it is kept."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ def event(value: object, *, series: str = "a", **more: object) -> dict[str, obje
     return {"series": series, "value": value, **more}
 
 
-def test_last_value_has_what_the_event_has_and_invalid_ones_are_counted() -> None:
+def test_last_value_has_what_the_event_has_and_invalid_ones_are_counted():
     sent = event(21.5, ts="2026-11-22T10:00:00.5Z", quality=192, kind="alarm", unit="°C", limits=[1, 2])
     changes = folded(message(sent, offset=7))
     attributes = '{"unit":"°C","limits":"[1,2]"}'
@@ -50,7 +48,7 @@ def test_last_value_has_what_the_event_has_and_invalid_ones_are_counted() -> Non
     [((5, 0), (6, 0), 2), ((6, 0), (5, 1), 1), ((5, 0), (5, 1), 2), ((5, 1), (5, 1), 1)],
     ids=["later time", "late event", "equal time, later in the log", "the same event again"],
 )
-def test_event_is_newer_by_time_and_then_by_place(first: tuple[int, int], second: tuple[int, int], newest: int) -> None:
+def test_event_is_newer_by_time_and_then_by_place(first, second, newest):
     sent = [message([event(n, ts=ENQUEUED + ts)], offset=at) for n, (ts, at) in enumerate((first, second), 1)]
     changes = folded(*sent)
     [value] = changes.values
@@ -60,7 +58,7 @@ def test_event_is_newer_by_time_and_then_by_place(first: tuple[int, int], second
 
 
 @pytest.mark.proves("last-values/clock-device-wrong-messages")
-def test_event_from_the_far_future_gets_the_time_of_the_ingress_and_hides_nothing() -> None:
+def test_event_from_the_far_future_gets_the_time_of_the_ingress_and_hides_nothing():
     changes = folded(
         message(event(1, ts=ENQUEUED + 300_001), offset=1),
         message(event(2, ts=ENQUEUED + 1), offset=2),
@@ -73,8 +71,8 @@ def test_event_from_the_far_future_gets_the_time_of_the_ingress_and_hides_nothin
     assert (skewed.ts, skewed.sent_ts) == (ENQUEUED * 1000, (ENQUEUED + 300_001) * 1000)
 
 
-def test_messages_are_divided_by_their_bytes() -> None:
-    def divided(*sizes: int) -> list[list[int]]:
+def test_messages_are_divided_by_their_bytes():
+    def divided(*sizes):
         return [[len(one.body) for one in piece] for piece in pieces([message(b"x" * n) for n in sizes], most_bytes=8)]
 
     assert [divided(), divided(9), divided(3, 3, 3), divided(9, 1, 9)] == [[], [[9]], [[3, 3], [3]], [[9], [1], [9]]]
@@ -98,9 +96,7 @@ def stored(batches: Sequence[Sequence[StreamMessage]]) -> list[LastValue]:
 
 @given(EVENTS, st.data())
 @pytest.mark.proves("last-values/clock-device-wrong-messages")
-def test_any_order_and_repetition_has_the_same_last_values(
-    events: list[tuple[str, str, int, bool]], data: st.DataObject
-) -> None:
+def test_any_order_and_repetition_has_the_same_last_values(events, data):
     messages = [
         # Some times are in the far future; those are compared by the time of the ingress.
         message(event(n, series=series, ts=ENQUEUED + ts + ahead * 10**6), offset=n, key=key, enqueued=ENQUEUED + n % 5)
@@ -112,7 +108,7 @@ def test_any_order_and_repetition_has_the_same_last_values(
 
 
 @pytest.mark.proves("last-values/database-last-values-locked")
-def test_full_disk_and_other_errors_name_the_remedy(tmp_path: Path) -> None:
+def test_full_disk_and_other_errors_name_the_remedy(tmp_path):
     store = SqliteStore(tmp_path / "v.db", pool="p", create=True)
     store.positions()
     [pages] = store._connection.execute("PRAGMA page_count").fetchone()

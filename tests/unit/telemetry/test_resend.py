@@ -1,12 +1,9 @@
 """Messages of the log are sent again once, at a rate, and the progress survives whatever ends the run."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +56,7 @@ def resend(progress: Progress, requests: Requests, *, rate: float | None = None)
 
 @pytest.mark.parametrize("fails_at", [0, 1, 99, 100, 101, 199, 244])
 @pytest.mark.proves("telemetry/osrdyne-telemetry-resend-interrupted")
-async def test_interrupted_run_is_continued_with_at_most_one_batch_twice(
-    clock: VirtualClock, tmp_path: Path, fails_at: int
-) -> None:
+async def test_interrupted_run_is_continued_with_at_most_one_batch_twice(clock, tmp_path, fails_at):
     state = tmp_path / "state"
     first, second = Requests(clock, fails_at=fails_at), Requests(clock)
     with pytest.raises(BrokerUnavailableError):
@@ -75,7 +70,7 @@ async def test_interrupted_run_is_continued_with_at_most_one_batch_twice(
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(None, 0.0), (10.0, 24.0), (0.5, 488.0), (1_000.0, 0.2)])
-async def test_messages_are_sent_at_the_rate(clock: VirtualClock, rate: float | None, seconds: float) -> None:
+async def test_messages_are_sent_at_the_rate(clock, rate, seconds):
     requests = Requests(clock)
     running = asyncio.create_task(resend(Progress(ORDER), requests, rate=rate).partition(0))
     await clock.advance(1_000)
@@ -85,7 +80,7 @@ async def test_messages_are_sent_at_the_rate(clock: VirtualClock, rate: float | 
     assert most <= (245 if rate is None else max(1, min(rate, BATCH)))
 
 
-def test_request_has_what_the_client_sent_but_its_deadline_and_names_its_place() -> None:
+def test_request_has_what_the_client_sent_but_its_deadline_and_names_its_place():
     headers = {"x-osrdyne-route": "log", "x-osrdyne-principal": "me", "level": "alarm", "x-telemetry-replay": "x"}
     request = request_of(StreamMessage(7, "", "s", b"body", headers, message_id="m", content_type="c"), "plant-log-1")
     assert request.headers == {"level": "alarm", "x-telemetry-replay": "plant-log-1/7"}
@@ -99,18 +94,16 @@ def test_request_has_what_the_client_sent_but_its_deadline_and_names_its_place()
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"order": 1}', '{"order": {}, "ranges": {}}'])
-def test_file_that_is_not_the_progress_of_this_replay_is_refused(tmp_path: Path, content: str) -> None:
+def test_file_that_is_not_the_progress_of_this_replay_is_refused(tmp_path, content):
     (tmp_path / "state").write_text(content)
     with pytest.raises(ConfigurationError, match=r"--state: .*; name another file"):
         Progress.load(ORDER, tmp_path / "state")
 
 
-def test_progress_is_on_disk_before_and_after_its_file_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_on_disk_before_and_after_its_file_gets_its_name(tmp_path, monkeypatch):
     synced: list[tuple[bool, list[str]]] = []
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         names = sorted(path.name for path in tmp_path.iterdir())
         synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), names))
 

@@ -1,7 +1,5 @@
 """Simulated devices: the same seed gives the same bytes, sizes are exact, messages are published at their times."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -66,7 +64,7 @@ def events_of(message: SimulatedMessage) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_seed_gives_the_same_bytes_on_every_machine() -> None:
+def test_a_seed_gives_the_same_bytes_on_every_machine():
     found = hashlib.sha256()
     for one in simulate(ALL_FAULTS):
         fields = (one.at_us, one.key, one.message_id, sorted(one.headers), one.kind.value)
@@ -76,7 +74,7 @@ def test_a_seed_gives_the_same_bytes_on_every_machine() -> None:
 
 
 @given(simulations)
-def test_messages_come_in_time_and_as_often_as_the_rates_say(simulation: Simulation) -> None:
+def test_messages_come_in_time_and_as_often_as_the_rates_say(simulation):
     messages = list(simulate(simulation))
     assert messages == list(simulate(simulation))
     times = [one.at_us for one in messages]
@@ -93,7 +91,7 @@ def test_messages_come_in_time_and_as_often_as_the_rates_say(simulation: Simulat
 
 
 @given(simulations)
-def test_sizes_are_exact_and_only_invalid_messages_are_not_json(simulation: Simulation) -> None:
+def test_sizes_are_exact_and_only_invalid_messages_are_not_json(simulation):
     originals = {}
     for one in simulate(simulation):
         if one.kind is MessageKind.DUPLICATE:
@@ -112,7 +110,7 @@ def test_sizes_are_exact_and_only_invalid_messages_are_not_json(simulation: Simu
         assert sizes == expected
 
 
-def test_faults_do_not_change_other_messages_and_move_their_own() -> None:
+def test_faults_do_not_change_other_messages_and_move_their_own():
     without = replace(ALL_FAULTS, **dict.fromkeys(FAULTS, 0.0))
     plain = {one.message_id: one for one in simulate(without)}
     kinds: defaultdict[MessageKind, list[SimulatedMessage]] = defaultdict(list)
@@ -125,7 +123,7 @@ def test_faults_do_not_change_other_messages_and_move_their_own() -> None:
     assert all(one.at_us > plain[one.message_id].at_us for one in kinds[MessageKind.OUT_OF_ORDER])
 
 
-def test_the_ingest_stores_what_is_valid_and_knows_the_rest() -> None:
+def test_the_ingest_stores_what_is_valid_and_knows_the_rest():
     messages = list(simulate(ALL_FAULTS))
     headers = {"x-osrdyne-enqueued": START}
     stream = [
@@ -142,7 +140,7 @@ def test_the_ingest_stores_what_is_valid_and_knows_the_rest() -> None:
     assert set(parsed.events.column("key").to_pylist()) == {ALL_FAULTS.key_of(device) for device in range(20)}
 
 
-def test_memory_does_not_grow_with_the_duration() -> None:
+def test_memory_does_not_grow_with_the_duration():
     messages = simulate(replace(ALL_FAULTS, duration=Fraction(10**9), invalid=0.0, oversized=0.0))
     used = []
     tracemalloc.start()
@@ -155,7 +153,7 @@ def test_memory_does_not_grow_with_the_duration() -> None:
     assert used[-1] - used[0] < 25_000
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused():
     for wrong in ({"devices": 0}, {"sites": 51}, {"events": Fraction(1, 2)}, {"late": 1.1}, {"invalid": math.nan}):
         with pytest.raises(ValueError, match=f"^{next(iter(wrong))}"):
             Simulation(**wrong)  # type: ignore[arg-type]
@@ -200,7 +198,7 @@ class Log:
 
 
 @pytest.mark.parametrize(("speed", "interval"), [(1.0, 0.5), (10.0, 0.05), (0.0, 0.0)])
-async def test_messages_are_sent_at_their_times(clock: VirtualClock, speed: float, interval: float) -> None:
+async def test_messages_are_sent_at_their_times(clock, speed, interval):
     log = Log(clock)
     summary = await (await started(clock, SimulatorRun(log.publish, clock=clock, speed=speed), TWO_A_SECOND, 20))
     assert log.arrived == pytest.approx([1_000.0 + number * interval for number in range(20)])
@@ -208,7 +206,7 @@ async def test_messages_are_sent_at_their_times(clock: VirtualClock, speed: floa
     assert summary.seconds == pytest.approx(19 * interval)
 
 
-async def test_messages_wait_while_too_many_are_in_flight(clock: VirtualClock) -> None:
+async def test_messages_wait_while_too_many_are_in_flight(clock):
     log = Log(clock, delay=2.0)
     summary = await (await started(clock, SimulatorRun(log.publish, clock=clock, in_flight=2), TWO_A_SECOND, 60))
     # Two messages in two seconds: the last two of 20 are sent after 18 s, and were due after 9.
@@ -216,7 +214,7 @@ async def test_messages_wait_while_too_many_are_in_flight(clock: VirtualClock) -
     assert summary.behind == pytest.approx(9.0)
 
 
-async def test_every_outcome_is_counted(clock: VirtualClock) -> None:
+async def test_every_outcome_is_counted(clock):
     refusal = Reply(status=Status.QUOTA_EXCEEDED)
     answers: dict[int, Exception] = {
         0: QuotaExceededError("", reply=refusal),
@@ -235,7 +233,7 @@ async def test_every_outcome_is_counted(clock: VirtualClock) -> None:
     assert found["kinds"]["telemetry"]["answered_p95"] == pytest.approx(0.25)
 
 
-async def test_stop_waits_for_answers_and_a_missing_pool_ends_the_run(clock: VirtualClock) -> None:
+async def test_stop_waits_for_answers_and_a_missing_pool_ends_the_run(clock):
     run = SimulatorRun(Log(clock, delay=5.0).publish, clock=clock)
     running = await started(clock, run, TWO_A_SECOND, 1.2)
     run.stop()
@@ -252,7 +250,7 @@ async def test_stop_waits_for_answers_and_a_missing_pool_ends_the_run(clock: Vir
 
 
 @given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=50), st.floats(0.01, 1))
-def test_percentiles_are_at_most_two_percent_too_high(durations: list[float], share: float) -> None:
+def test_percentiles_are_at_most_two_percent_too_high(durations, share):
     times = Times()
     for one in durations:
         times.add(one)

@@ -1,7 +1,5 @@
 """What other tests rely on: the virtual clock, the event loop of histories, the in-memory driver, tables of cases."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 
@@ -17,15 +15,15 @@ from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.loop import MemoryLoop
 
 
-async def test_advance_wakes_sleepers_in_order_of_their_time_and_loops_as_often_as_they_are_due() -> None:
+async def test_advance_wakes_sleepers_in_order_of_their_time_and_loops_as_often_as_they_are_due():
     clock = VirtualClock(monotonic=0)
     woken: list[tuple[str, float]] = []
 
-    async def sleeper(name: str, seconds: float) -> None:
+    async def sleeper(name, seconds):
         await clock.sleep(seconds)
         woken.append((name, clock.monotonic()))
 
-    async def tick() -> None:
+    async def tick():
         while True:
             await sleeper("tick", 2.0)
 
@@ -67,7 +65,7 @@ async def work_of_three(clock: VirtualClock) -> list[str]:
     return said
 
 
-def test_tasks_take_turns_as_on_a_loop_of_asyncio() -> None:
+def test_tasks_take_turns_as_on_a_loop_of_asyncio():
     with closing(MemoryLoop()) as loop:
         said = loop.run_until_complete(work_of_three(VirtualClock()))
     assert said == asyncio.run(work_of_three(VirtualClock()))
@@ -94,8 +92,8 @@ async def test_noop_refuses_to_start_and_names_the_remedy(clock):
         await noop.start(make_spec())
 
 
-def test_every_case_that_fails_is_reported() -> None:
-    def check(case: int) -> None:
+def test_every_case_that_fails_is_reported():
+    def check(case):
         assert case
         if case == 1:
             with pytest.raises(ValueError):

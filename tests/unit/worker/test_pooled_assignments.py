@@ -1,15 +1,11 @@
 """A pooled process: each worker starts once whatever RabbitMQ does to questions; its memory and log lines."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import structlog
@@ -111,7 +107,7 @@ class Network:
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 1)), min_size=1, max_size=12), st.integers(0, 2**32))
 @pytest.mark.proves("pooled/release-worker-reaches-process")
-def test_lost_doubled_and_reordered_questions_converge(places: Sequence[tuple[str, int]], seed: int) -> None:
+def test_lost_doubled_and_reordered_questions_converge(places, seed):
     process = Process()
     network = Network(process, Random(seed))
     wanted: dict[tuple[str, int], WorkerId] = {}
@@ -133,7 +129,7 @@ def test_lost_doubled_and_reordered_questions_converge(places: Sequence[tuple[st
 
 @pytest.mark.proves("pooled/release-worker-reaches-process")
 @given(st.permutations(["assign", "assign", "release", "release", "forget"]))
-def test_worker_that_was_released_never_starts_afterwards(order: Sequence[str]) -> None:
+def test_worker_that_was_released_never_starts_afterwards(order):
     process, released = Process(), False
     for name in order:
         question = {"assign": assign("a"), "release": release("a"), "forget": forget("a")}[name]
@@ -147,10 +143,10 @@ def test_worker_that_was_released_never_starts_afterwards(order: Sequence[str]) 
     assert len(process.started) <= 1
 
 
-def test_worker_that_is_refused_knows_the_reason_and_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_is_refused_knows_the_reason_and_stays_refused(monkeypatch):
     assignments = Assignments()
 
-    def ask(worker_id: str, **options: Any) -> bool:
+    def ask(worker_id, **options):
         closed = options.pop("closed", None)
         return assignments.assign(assign(worker_id, **options), TERM, now=1.0, closed=closed)
 
@@ -171,7 +167,7 @@ def test_worker_that_is_refused_knows_the_reason_and_stays_refused(monkeypatch: 
     assert [one.worker_id for one in assignments.refused] == ["w7", "w8", "w9"]
 
 
-def test_worker_that_has_not_exited_is_not_forgotten() -> None:
+def test_worker_that_has_not_exited_is_not_forgotten():
     assignments = Assignments()
     assignments.assign(assign("a"), TERM, now=1.0)
     assignments.forget(forget("a"))
@@ -188,7 +184,7 @@ def test_worker_that_has_not_exited_is_not_forgotten() -> None:
 HUNGRY = "import sys; data = bytearray(b'x') * (64 << 20); print('ready', flush=True); sys.stdin.read()"
 
 
-def test_memory_contains_that_of_children() -> None:
+def test_memory_contains_that_of_children():
     before, _ = process_memory()
     child = subprocess.Popen([sys.executable, "-c", HUNGRY], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with child:
@@ -228,7 +224,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("membership", ["0::/a/b\n", "9:name=x:/\n8:cpu,memory:/a/b\n"], ids=["v2", "v1"])
-def test_tightest_of_host_and_cgroups_is_the_memory_limit(tmp_path: Path, membership: str) -> None:
+def test_tightest_of_host_and_cgroups_is_the_memory_limit(tmp_path, membership):
     machine, v1 = Machine(tmp_path, membership), "memory" in membership
     none = 2**63 - 4096 if v1 else "max"
     machine.group("a/b", limit=none, used=300 << 10, v1=v1)
@@ -245,12 +241,12 @@ def test_tightest_of_host_and_cgroups_is_the_memory_limit(tmp_path: Path, member
     assert process_memory(1, proc=tmp_path / "missing") == (None, None)
 
 
-async def test_last_lines_belong_to_the_worker_that_logs_them() -> None:
+async def test_last_lines_belong_to_the_worker_that_logs_them():
     configure_events("info", as_json=True)
     lines, log = LogLines(), get_logger("test")
     lines.install()
 
-    async def work(worker_id: str, text: str) -> None:
+    async def work(worker_id, text):
         bind_worker(WorkerId(worker_id), f"key of {worker_id}")
         with ThreadPoolExecutor(1, initializer=bind_worker, initargs=(WorkerId(worker_id), "k")) as threads:
             await asyncio.create_task(asyncio.to_thread(log.info, f"{text} task"))

@@ -63,7 +63,7 @@ class Strict(BaseModel):
     ],
     ids=str,
 )
-def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: Any) -> None:
+def test_body_becomes_the_request_type(request_type, body, value):
     assert decode(request_type, body) == value
 
 
@@ -78,7 +78,7 @@ def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: An
         (str, b"a\xff", "invalid_text", "byte 1"),
     ],
 )
-def test_wrong_body_is_refused_without_its_values(request_type: Any, body: bytes, code: str, named: str) -> None:
+def test_wrong_body_is_refused_without_its_values(request_type, body, code, named):
     with pytest.raises(RequestError) as caught:
         decode(request_type, body)
     assert (caught.value.code, caught.value.error_code) == (400, code)
@@ -100,7 +100,7 @@ def test_wrong_body_is_refused_without_its_values(request_type: Any, body: bytes
     ],
     ids=str,
 )
-def test_answer_becomes_a_response(value: Any, body: bytes, content_type: str | None) -> None:
+def test_answer_becomes_a_response(value, body, content_type):
     response = answer_to_response(value)
     assert (response.body, response.content_type, response.progress) == (body, content_type, False)
 
@@ -121,12 +121,12 @@ CYCLE.append(CYCLE)
     ],
     ids=["text", "many rows", "column", "large model", "generator", "cycle"],
 )
-def test_answer_that_takes_long_to_encode_is_large(value: Any) -> None:
+def test_answer_that_takes_long_to_encode_is_large(value):
     assert is_large(value)
     assert not any(map(is_large, (None, b"x" * 100_000, {"count": 3}, Query(query="q"), Point(1, 2))))
 
 
-def test_error_response_has_the_documented_body() -> None:
+def test_error_response_has_the_documented_body():
     response = error_response(RequestError("no", 403, "refused", {"hint": "h"}), path="/p")
     assert json.loads(response.body) == {"error": {"code": "refused", "message": "no", "path": "/p", "hint": "h"}}
     assert (response.status, response.code, response.detail) == ("error", 403, "no")
@@ -141,14 +141,14 @@ def test_error_response_has_the_documented_body() -> None:
 
 
 @pytest.mark.parametrize(("reply_to", "persistent"), [("amq.rabbitmq.reply-to.g1h2", False), ("replies", True)])
-def test_reply_is_persistent_where_it_can_be_stored(reply_to: str, persistent: bool) -> None:
+def test_reply_is_persistent_where_it_can_be_stored(reply_to, persistent):
     request = Request("k", b"", reply_to=reply_to, correlation_id="c")
     message = reply_message(request, answer_to_response(b"x"), worker_id="w")
     assert (message.persistent, message.correlation_id) == (persistent, "c")
     assert message.headers["x-worker-id"] == "w"
 
 
-def test_wrong_registrations_are_refused_and_a_context_hides_its_secrets() -> None:
+def test_wrong_registrations_are_refused_and_a_context_hides_its_secrets():
     for handler in (lambda: None, lambda a, b, c: None, lambda *, call: None):
         app = App()
         app.handler("/p")(handler)
@@ -172,7 +172,7 @@ class Opaque: ...
 
 
 @pytest.mark.parametrize("annotation", ["Nowhere", "json.Missing", "not an expression", Incomplete, Opaque], ids=str)
-def test_request_type_that_cannot_be_found_or_validated_is_refused(annotation: Any) -> None:
+def test_request_type_that_cannot_be_found_or_validated_is_refused(annotation):
     name = annotation if annotation == "Nowhere" else getattr(annotation, "__name__", "'/p'")
     with pytest.raises(ConfigurationError, match=name):
         decode(annotation, b"{}")
@@ -192,5 +192,5 @@ def test_request_type_that_cannot_be_found_or_validated_is_refused(annotation: A
         (pd.Categorical(["a", "b"]), ["a", "b"]),
     ],
 )
-def test_values_of_numpy_and_pandas_are_answered_as_in_tables(value: Any, json_value: object) -> None:
+def test_values_of_numpy_and_pandas_are_answered_as_in_tables(value, json_value):
     assert json.loads(answer_to_response({"x": [value]}).body) == {"x": [json_value]}

@@ -1,7 +1,5 @@
 """When a worker gives up on its session, stray tasks, its ready file, and a control exchange that it cannot use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -36,13 +34,13 @@ STRAY = {"g": 1}
     ],
     ids=["idle", "busy", "ended in time", "one after the other", "two looks far apart"],
 )
-def test_stray_tasks_are_tolerated_for_a_while_only(idle: bool, looks: list[Look], tolerated: list[bool]) -> None:
+def test_stray_tasks_are_tolerated_for_a_while_only(idle, looks, tolerated):
     watch = SessionHealth(30.0)
     reasons = [watch.answered(strays=strays, idle=idle, now=now) for now, strays in looks]
     assert [reason is None for reason in reasons] == tolerated
 
 
-def test_silence_that_lasts_is_the_end_of_a_session_and_an_answer_ends_the_silence() -> None:
+def test_silence_that_lasts_is_the_end_of_a_session_and_an_answer_ends_the_silence():
     watch = SessionHealth(30.0)
     assert watch.timed_out(now=0.0) is None
     watch.answered(strays={}, idle=True, now=10.0)
@@ -106,9 +104,7 @@ class Outages:
 @pytest.mark.parametrize(
     ("error", "warnings", "available"), [(MISSING, 1, False), (REFUSED, 3, None)], ids=["missing", "refused"]
 )
-async def test_missing_exchange_is_one_warning_and_delays_begin_anew(
-    error: BrokerError, warnings: int, available: Any
-) -> None:
+async def test_missing_exchange_is_one_warning_and_delays_begin_anew(error, warnings, available):
     outages = Outages(6, error)
     assert len(await outages.run(has_credit=False)) == warnings
     assert [round(delay) for delay in outages.delays] == [1, 2, 1, 2, 4, 1]
@@ -165,7 +161,7 @@ def after_a_cancel(spark: Spark) -> SparkSessions:
     return sessions
 
 
-def test_tasks_that_go_on_are_strays_of_a_failed_group_and_not_asked_about_of_one_that_ended_well() -> None:
+def test_tasks_that_go_on_are_strays_of_a_failed_group_and_not_asked_about_of_one_that_ended_well():
     """A busy worker has many of the latter, and their last reports may be late."""
     spark, sessions = Spark({"g": 1, "well": 1}), SparkSessions()
     sessions.run_in_group(spark, "well", lambda: None)
@@ -174,7 +170,7 @@ def test_tasks_that_go_on_are_strays_of_a_failed_group_and_not_asked_about_of_on
     assert (sessions.stray_tasks(spark), spark.asked) == ({"g": 1}, ["g"])
 
 
-def test_group_without_tasks_is_checked_a_few_times_only_because_starts_are_reported_late() -> None:
+def test_group_without_tasks_is_checked_a_few_times_only_because_starts_are_reported_late():
     spark = Spark({"g": 0})
     sessions = after_a_cancel(spark)
     assert [sessions.stray_tasks(spark) for _ in range(10)] == [{}] * 10
@@ -189,8 +185,8 @@ def test_group_without_tasks_is_checked_a_few_times_only_because_starts_are_repo
     assert sessions.stray_tasks(spark) == {"g": 1}
 
 
-def test_spark_is_believed_unless_its_scheduler_knows_that_no_task_runs() -> None:
-    def refuse() -> int:
+def test_spark_is_believed_unless_its_scheduler_knows_that_no_task_runs():
+    def refuse():
         raise Py4JError("Method runningTasksByExecutors([]) does not exist")
 
     for running, strays in ((lambda: 0, {}), (lambda: 2, {"g": 2}), (refuse, {"g": 2})):
@@ -198,7 +194,7 @@ def test_spark_is_believed_unless_its_scheduler_knows_that_no_task_runs() -> Non
         assert after_a_cancel(spark).stray_tasks(spark) == strays
 
 
-def test_groups_that_are_asked_about_are_bounded_and_none_is_lost_while_it_is_checked() -> None:
+def test_groups_that_are_asked_about_are_bounded_and_none_is_lost_while_it_is_checked():
     sessions = SparkSessions()
 
     class BusySpark(Spark):

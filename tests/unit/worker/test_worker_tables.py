@@ -1,7 +1,5 @@
 """Tables as answers of handlers, without Spark: pyarrow, pandas and record batches; whole, or in parts."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 
 from osrdyne.client.streams import BatchDecoder
 from osrdyne.errors import ConfigurationError
-from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request, Response
+from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.streams import ROWS_HEADER
 from osrdyne_worker import Answer, App, Call, Context, RequestError
@@ -31,13 +29,11 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture
-def ask() -> Iterator[Ask]:
+def ask():
     """Runs a handler that returns the given value, or what the given function returns."""
     with ThreadPoolExecutor(2) as threads:
 
-        async def run(
-            value: Any, *, accept: str | None = None, row_limit: int = 10, is_async: bool = False
-        ) -> Response:
+        async def run(value, *, accept=None, row_limit=10, is_async=False):
             def plain(call: Call) -> Any:
                 return value() if callable(value) else value
 
@@ -69,7 +65,7 @@ FORMS = {
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["function", "coroutine"])
 @pytest.mark.parametrize("form", FORMS)
-async def test_every_form_of_a_table_is_answered_alike(ask: Ask, form: str, is_async: bool) -> None:
+async def test_every_form_of_a_table_is_answered_alike(ask, form, is_async):
     response = await ask(FORMS[form], is_async=is_async)
     assert (response.status, response.content_type, response.headers) == ("ok", JSON_TYPE, {"x-truncated": "false"})
     assert json.loads(response.body) == {
@@ -85,7 +81,7 @@ async def test_every_form_of_a_table_is_answered_alike(ask: Ask, form: str, is_a
     assert table.schema.metadata == {b"truncated": b"false", b"row_count": b"2"}
 
 
-async def test_code_headers_and_type_of_an_answer_hold_for_its_rows(ask: Ask) -> None:
+async def test_code_headers_and_type_of_an_answer_hold_for_its_rows(ask):
     response = await ask(Answer(TABLE, content_type=ARROW_TYPE, code=203, headers={"x-model": "3"}), accept=JSON_TYPE)
     assert (response.content_type, response.code) == (ARROW_TYPE, 203)
     assert response.headers == {"x-truncated": "false", "x-model": "3"}
@@ -94,7 +90,7 @@ async def test_code_headers_and_type_of_an_answer_hold_for_its_rows(ask: Ask) ->
 
 
 @given(count=st.integers(0, 12), size=st.integers(1, 5), limit=st.integers(0, 13))
-def test_limit_cuts_batches_of_any_size_as_it_cuts_a_table(count: int, size: int, limit: int) -> None:
+def test_limit_cuts_batches_of_any_size_as_it_cuts_a_table(count, size, limit):
     table = pa.table({"n": pa.array(range(count), pa.int64())})
     whole = rows_of(table, limit=limit)
     assert isinstance(whole, Rows)
@@ -107,10 +103,10 @@ def test_limit_cuts_batches_of_any_size_as_it_cuts_a_table(count: int, size: int
         assert (cut.to_json(), cut.truncated) == (whole.to_json(), whole.truncated)
 
 
-async def test_iterator_is_read_to_the_limit_and_closed(ask: Ask) -> None:
+async def test_iterator_is_read_to_the_limit_and_closed(ask):
     read, closed = list[int](), list[bool]()
 
-    def endless() -> Iterator[pa.RecordBatch]:
+    def endless():
         try:
             for number in range(1_000_000):
                 read.append(number)
@@ -146,7 +142,7 @@ VALUES: list[tuple[pa.Array, str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("column", "kind", "values"), VALUES, ids=[str(case[0].type) for case in VALUES])
-def test_value_of_an_arrow_type_is_exact_in_json(column: pa.Array, kind: str, values: list[Any]) -> None:
+def test_value_of_an_arrow_type_is_exact_in_json(column, kind, values):
     rows = rows_of(pa.table({"v": column}), limit=10)
     assert isinstance(rows, Rows)
     document = json.loads(rows.to_json())
@@ -167,7 +163,7 @@ def test_value_of_an_arrow_type_is_exact_in_json(column: pa.Array, kind: str, va
     ],
     ids=["mixed column", "a name twice", "no JSON form", "no table", "two schemas", "then no batch", "another type"],
 )
-async def test_table_that_cannot_be_encoded_is_an_invalid_answer(ask: Ask, value: Any) -> None:
+async def test_table_that_cannot_be_encoded_is_an_invalid_answer(ask, value):
     response = await ask(value)
     error = json.loads(response.body)["error"]
     assert (response.code, error["code"]) == (500, "invalid_answer")
@@ -201,9 +197,7 @@ def opened(value: Any, **options: Any) -> ArrowStream:
     at_once=st.booleans(),
     limit=st.none() | st.integers(0, 600),
 )
-def test_parts_are_one_stream_and_each_can_be_decoded_alone(
-    sizes: list[int], part_bytes: int, at_once: bool, limit: int | None
-) -> None:
+def test_parts_are_one_stream_and_each_can_be_decoded_alone(sizes, part_bytes, at_once, limit):
     batches = [batch(sum(sizes[:place]), rows) for place, rows in enumerate(sizes)]
     stream = ArrowStream(SCHEMA, batches, limit=limit, at_once=at_once, part_bytes=part_bytes)
     parts = parts_of(stream)
@@ -224,7 +218,7 @@ def test_parts_are_one_stream_and_each_can_be_decoded_alone(
     assert all(one.schema.names == SCHEMA.names for one in last)
 
 
-def test_each_batch_of_a_generator_is_sent_at_once_and_batches_of_a_table_are_combined() -> None:
+def test_each_batch_of_a_generator_is_sent_at_once_and_batches_of_a_table_are_combined():
     batches = [batch(number, 1) for number in range(5)]
     assert len(parts_of(opened(iter(batches)))) == 5
     assert len(parts_of(opened(pa.Table.from_batches(batches)))) == 1
@@ -234,10 +228,10 @@ def test_each_batch_of_a_generator_is_sent_at_once_and_batches_of_a_table_are_co
     assert found == ["a", "b", "a", None, "z", "b"], "each batch has another dictionary"
 
 
-def test_stream_closes_its_generator_and_refuses_what_does_not_fit() -> None:
+def test_stream_closes_its_generator_and_refuses_what_does_not_fit():
     closed = []
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def batches():
         try:
             yield batch(0, 1)
             yield pa.record_batch({"other": [1]})
@@ -282,7 +276,7 @@ COLUMNS = {
 
 
 @given(st.data(), st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=6), st.integers(0, 20))
-def test_no_answer_is_smaller(data: st.DataObject, types: list[str], count: int) -> None:
+def test_no_answer_is_smaller(data, types, count):
     arrays = [
         pa.array(data.draw(st.lists(st.none() | COLUMNS[kind][1], min_size=count, max_size=count)), COLUMNS[kind][0])
         for kind in types
@@ -294,7 +288,7 @@ def test_no_answer_is_smaller(data: st.DataObject, types: list[str], count: int)
 
 
 @given(st.integers(-(2**47), 2**47), st.sampled_from(["date32", "s", "us"]))
-def test_dates_of_any_year_keep_their_day(count: int, unit: str) -> None:
+def test_dates_of_any_year_keep_their_day(count, unit):
     """Arrow wraps the year at 32767, and writes "value out of range" for a date beyond it."""
     kind = pa.date32() if unit == "date32" else pa.timestamp(unit, "UTC")
     whole = pa.int32() if unit == "date32" else pa.int64()

@@ -1,8 +1,6 @@
 """The small values of a worker: settings, control state, cancels, slots, the window of its reports, failures, and
 deadlines that the controller has set by a clock that differs."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace
@@ -51,7 +49,7 @@ Q, HIGH, LOW = QueueName("q"), QueueName("q_Pri0"), QueueName("q_Pri7")
         *(("statuses", value) for value in ("core_error", [])),
     ],
 )
-def test_wrong_setting_is_refused_by_name(name: str, value: object) -> None:
+def test_wrong_setting_is_refused_by_name(name, value):
     with pytest.raises(ConfigurationError, match=rf"WORKER_CONFIG\.runtime\.{name}"):
         runtime_settings({"runtime": {name: value}})
     of_a_newer_controller = {"runtime": {"concurrency": 3, "shoe_size": 42}}
@@ -66,11 +64,11 @@ def message(command: Command, counter: int, **details: object) -> ControlMessage
     ("given", "queues"),
     [([HIGH, LOW, HIGH], (HIGH, LOW)), *((given, (Q,)) for given in (None, [], "q", [1], [""], {"q": 1}))],
 )
-def test_queues_replace_the_queues_unless_they_are_none(given: object, queues: tuple[QueueName, ...]) -> None:
+def test_queues_replace_the_queues_unless_they_are_none(given, queues):
     assert apply_control(DesiredState((Q,)), message(Command.QUEUES, 1, queues=given)).queues == queues
 
 
-def test_newest_command_of_the_newest_leader_wins_unless_the_clock_was_wrong() -> None:
+def test_newest_command_of_the_newest_leader_wins_unless_the_clock_was_wrong():
     state = DesiredState((Q,))
     for command in (Command.PAUSE, Command.PAUSE, Command.RESUME):
         state = apply_control(state, message(command, 4))
@@ -82,7 +80,7 @@ def test_newest_command_of_the_newest_leader_wins_unless_the_clock_was_wrong() -
     assert without_implausible_generation(believed, now=NOW) == believed
 
 
-def test_share_of_a_queue_has_room_for_a_running_batch_and_the_next() -> None:
+def test_share_of_a_queue_has_room_for_a_running_batch_and_the_next():
     assert share_of(Q, (Q,), 8) == Share(prefetch=8)
     assert share_of(HIGH, (HIGH, LOW), 8) == share_of(LOW, (HIGH, LOW), 8) == Share(prefetch=None)
     assert share_of(Q, (HIGH, LOW), 8) is share_of(Q, (), 8) is None, "of another worker, or paused"
@@ -90,7 +88,7 @@ def test_share_of_a_queue_has_room_for_a_running_batch_and_the_next() -> None:
     assert [more_for_batches(Share(8), 2), more_for_batches(Share(1), 1)] == [0, 0]
 
 
-async def test_cancel_needs_both_names_and_counts_once_within_a_minute(clock: VirtualClock) -> None:
+async def test_cancel_needs_both_names_and_counts_once_within_a_minute(clock):
     memory = Cancellations(clock)
     memory.remember("c", "r")
     names = [("c", "other"), (None, "r"), ("c", "r"), ("c", "r")]
@@ -115,7 +113,7 @@ async def test_cancel_needs_both_names_and_counts_once_within_a_minute(clock: Vi
     assert memory.take(str(MAX_REMEMBERED), "r")
 
 
-async def test_slot_of_a_cancelled_waiter_is_passed_on() -> None:
+async def test_slot_of_a_cancelled_waiter_is_passed_on():
     slots = Slots(1)
     await slots.acquire(0)
     gone, first, second = (asyncio.ensure_future(slots.acquire(0)) for _ in range(3))
@@ -142,7 +140,7 @@ def completed(window: ReportWindow, outcome: Completion, duration: int = 1, requ
     window.completed(outcome, duration_ms=duration, request=request)
 
 
-def test_requests_within_a_second_are_one_report_with_counts() -> None:
+def test_requests_within_a_second_are_one_report_with_counts():
     window = ReportWindow()
     window.received()
     assert window.due_in(100.0) == 0, "the first request of a quiet worker is reported at once"
@@ -174,9 +172,7 @@ def test_requests_within_a_second_are_one_report_with_counts() -> None:
         ("x-priority", [{"route": "a", "priority": 0}, {"route": "a"}], [(0, 1), (None, 1)]),
     ],
 )
-def test_different_outcomes_are_different_reports(
-    header: str, outcomes: list[dict[str, Any]], reports: list[tuple[object, int]]
-) -> None:
+def test_different_outcomes_are_different_reports(header, outcomes, reports):
     window = ReportWindow()
     for changes in outcomes:
         completed(window, replace(OK, **changes), request="r")
@@ -184,7 +180,7 @@ def test_different_outcomes_are_different_reports(
     assert found == reports
 
 
-def test_parts_of_a_start_are_measured_in_their_order() -> None:
+def test_parts_of_a_start_are_measured_in_their_order():
     now = 0.0
     times = StartTimes(lambda: now)
     times.note("process", 0.4)
@@ -194,7 +190,7 @@ def test_parts_of_a_start_are_measured_in_their_order() -> None:
     assert abs(time.time() - (process_age() or 0.0) - psutil.Process().create_time()) < 5
 
 
-def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full() -> None:
+def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full():
     window = ReportWindow()
     for number in range(MAX_OUTCOMES):
         assert not window.is_full
@@ -207,7 +203,7 @@ def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full
     assert not window.is_full
 
 
-def test_failure_is_one_line_with_its_place_and_without_a_password() -> None:
+def test_failure_is_one_line_with_its_place_and_without_a_password():
     with pytest.raises(ValueError) as caught:
         raise ValueError("no table\nof that name\n\tat Foo.java")
     text = describe_with_place(caught.value)
@@ -216,8 +212,8 @@ def test_failure_is_one_line_with_its_place_and_without_a_password() -> None:
     assert describe(KeyError()) == "KeyError"
 
 
-def test_message_of_a_generation_that_no_leader_can_have_is_not_believed() -> None:
-    def is_believed(term: int) -> bool:
+def test_message_of_a_generation_that_no_leader_can_have_is_not_believed():
+    def is_believed(term):
         return is_plausible(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
 
     assert not any(is_believed(term) for term in (-1, int(NOW) + 2 * TERM_AHEAD, 2**60, 10**400))
@@ -248,7 +244,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("behind", [0.0, 3.0, -3.0])
-def test_request_lives_as_long_as_the_clock_of_the_controller_says(behind: float) -> None:
+def test_request_lives_as_long_as_the_clock_of_the_controller_says(behind):
     worker = Worker(behind)
     assert worker.take() == TTL_MS
     assert [worker.take(waited=seconds) for seconds in (1.5, 1.9, 2.5)] == [500, 100, -500]
@@ -260,11 +256,11 @@ def test_request_lives_as_long_as_the_clock_of_the_controller_says(behind: float
 
 
 @pytest.mark.parametrize(("behind", "left"), [(9.0, -2_000), (-9.0, TTL_MS)])
-def test_difference_above_the_allowed_one_changes_deadlines(behind: float, left: int) -> None:
+def test_difference_above_the_allowed_one_changes_deadlines(behind, left):
     assert Worker(behind).take() == left
 
 
-def test_difference_is_learned_anew_after_a_change_of_the_leader() -> None:
+def test_difference_is_learned_anew_after_a_change_of_the_leader():
     worker = Worker(0.0)
     worker.take()
     worker.behind = 3.0
@@ -273,7 +269,7 @@ def test_difference_is_learned_anew_after_a_change_of_the_leader() -> None:
 
 
 @pytest.mark.proves("controller/wall-clock-jumps")
-def test_jump_of_the_own_wall_clock_changes_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jump_of_the_own_wall_clock_changes_no_deadline(monkeypatch):
     worker, time = Worker(0.0), VirtualClock.time
     worker.take()
     monkeypatch.setattr(VirtualClock, "time", lambda clock: time(clock) + 4.0)

@@ -1,10 +1,8 @@
 """The files below the tables of a key: their version, writes that have not ended, and schemas of the same files."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +33,11 @@ class Table:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(tmp_path):
     return Table(tmp_path / "t")
 
 
-def test_every_change_of_a_file_changes_the_signature_and_the_latest_is_the_version(table: Table) -> None:
+def test_every_change_of_a_file_changes_the_signature_and_the_latest_is_the_version(table):
     assert table.files() == table.files()
     seen = {table.files().signature}
     for change in (
@@ -62,9 +60,7 @@ def test_every_change_of_a_file_changes_the_signature_and_the_latest_is_the_vers
 
 @pytest.mark.parametrize("name", ["_temporary/0/part-1", ".spark-staging-17/part-1"])
 @pytest.mark.proves("files/directory-view-half-written", "files/write-failed-left-temporary")
-def test_write_that_has_not_ended_is_seen_for_a_while_and_does_not_count_as_data(
-    table: Table, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_write_that_has_not_ended_is_seen_for_a_while_and_does_not_count_as_data(table, monkeypatch, name):
     before = table.files()
     table.write(name)
     now = time.time()
@@ -84,7 +80,7 @@ def test_write_that_has_not_ended_is_seen_for_a_while_and_does_not_count_as_data
 
 @pytest.mark.parametrize("state", ["without its success file", "empty", "gone"])
 @pytest.mark.proves("files/directory-view-half-written")
-def test_directory_is_being_written_until_it_has_settled(table: Table, state: str) -> None:
+def test_directory_is_being_written_until_it_has_settled(table, state):
     before = table.files()
     (table.path / "_SUCCESS").unlink()
     if state == "without its success file":
@@ -102,12 +98,12 @@ def test_directory_is_being_written_until_it_has_settled(table: Table, state: st
 
 
 @pytest.mark.proves("files/file-removed-worker-lists")
-def test_file_removed_during_a_listing_does_not_hide_the_others(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_removed_during_a_listing_does_not_hide_the_others(table, monkeypatch):
     """A writer moves files out of `_temporary` all the time: a listing in between must still find that directory."""
     table.write("_temporary/0/part-1", "_temporary/0/part-2")
     status_of = Path.stat
 
-    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+    def stat(path, *, follow_symlinks=True):
         if path.name == "part-1":
             path.unlink(missing_ok=True)
         return status_of(path, follow_symlinks=follow_symlinks)
@@ -150,7 +146,7 @@ class Remote:
 
 
 @pytest.mark.proves("files/file-system-watched-dataset")
-def test_every_change_of_a_remote_file_changes_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_change_of_a_remote_file_changes_the_signature(monkeypatch):
     remote = Remote()
     seen = {remote.listed().signature}
     assert remote.listed().newest_ms == 7500
@@ -174,7 +170,7 @@ SCHEMA = {"type": "struct", "fields": []}
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     directory = tmp_path / "table" / "day=1"
     directory.mkdir(parents=True)
     (directory / "part-0.parquet").write_bytes(b"rows")
@@ -182,13 +178,13 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def schemas(tmp_path: Path, data: Path) -> RememberedSchemas:
+def schemas(tmp_path, data):
     schemas = RememberedSchemas(tmp_path / "schemas", spark_version="4.3.0")
     schemas.put(str(data), "parquet", {}, SCHEMA, files=signature(str(data)) or "")
     return schemas
 
 
-def test_schema_of_the_same_files_is_known(schemas: RememberedSchemas, tmp_path: Path, data: Path) -> None:
+def test_schema_of_the_same_files_is_known(schemas, tmp_path, data):
     assert schemas.get(str(data), "parquet", {}) == SCHEMA
     for format_, options in (("orc", {}), ("csv", {}), ("parquet", {"mergeSchema": True})):
         assert schemas.get(str(data), format_, options) is None
@@ -217,16 +213,14 @@ def replace_with_the_same_times(file: Path) -> None:
     ],
     ids=["added", "rewritten", "replaced", "touched", "removed"],
 )
-def test_schema_of_changed_files_is_read_again(
-    schemas: RememberedSchemas, data: Path, change: Callable[[Path], object]
-) -> None:
+def test_schema_of_changed_files_is_read_again(schemas, data, change):
     change(data / "day=1" / "part-0.parquet")
     assert schemas.get(str(data), "parquet", {}) is None
 
 
 def test_remembered_schemas_that_cannot_be_trusted_are_ignored_and_their_number_is_limited(
-    schemas: RememberedSchemas, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    schemas, tmp_path, data, monkeypatch
+):
     (file,) = (tmp_path / "schemas").iterdir()
     file.chmod(0o666)
     assert schemas.get(str(data), "parquet", {}) is None
@@ -245,7 +239,7 @@ def test_remembered_schemas_that_cannot_be_trusted_are_ignored_and_their_number_
 
 
 @pytest.mark.parametrize("path", ["s3a://bucket/table", "/data/*.parquet", "/nowhere/at/all", "relative"])
-def test_only_local_paths_without_links_that_lead_back_have_a_signature(data: Path, path: str) -> None:
+def test_only_local_paths_without_links_that_lead_back_have_a_signature(data, path):
     assert signature(path) is None
     (data / "loop").symlink_to(data)
     assert signature(str(data)) is None

@@ -1,8 +1,5 @@
 """Which data belongs to a key: patterns, paths, filters, columns and the configuration's own errors."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,22 +45,22 @@ def only_table(values: dict[str, Any], key: str) -> ResolvedTable:
         ("{any}", "漢 🚄 é % # * . : \" '", {"any": "漢 🚄 é % # * . : \" '"}),
     ],
 )
-def test_pattern_matches_a_whole_key_or_not(pattern: str, key: str, parts: dict[str, str] | None) -> None:
+def test_pattern_matches_a_whole_key_or_not(pattern, key, parts):
     assert KeyPattern(pattern).match(key) == parts
 
 
 @given(st.text(min_size=1).filter(lambda text: "/" not in text and text not in (".", "..")))
-def test_pattern_gives_back_any_part_unchanged(part: str) -> None:
+def test_pattern_gives_back_any_part_unchanged(part):
     assert KeyPattern("k={part}").match(f"k={part}") == {"part": part}
 
 
 @pytest.mark.parametrize("pattern", ["{a", "a}", "{}", "{1a}", "{a}{a}", "{a:(}", "{a:(x)}", "{a b}"])
-def test_pattern_that_cannot_be_read_is_refused(pattern: str) -> None:
+def test_pattern_that_cannot_be_read_is_refused(pattern):
     with pytest.raises(ValueError):
         KeyPattern(pattern)
 
 
-def test_first_dataset_that_matches_counts_and_parts_of_the_key_fill_path_and_filters() -> None:
+def test_first_dataset_that_matches_counts_and_parts_of_the_key_fill_path_and_filters():
     first = config("x={scale}", filters={"tenant": "t-{scale}"})
     datasets = [*first["datasets"], *config("x=1", path="/two")["datasets"]]
     table = only_table({"datasets": datasets}, "x=1")
@@ -84,13 +81,13 @@ DIRECTORIES = ["..", ".", ".hidden", "_SUCCESS", " ", "a/../../etc"]
     [*(("/data/sf={scale}/t", part) for part in SYNTAX), *(("/data/{scale}/t", part) for part in DIRECTORIES)],
     ids=ascii,
 )
-def test_part_that_would_be_syntax_in_a_path_is_refused(path: str, part: str) -> None:
+def test_part_that_would_be_syntax_in_a_path_is_refused(path, part):
     with pytest.raises(InvalidKeyPartError):
         only_table(config("k={scale:(?s:.*)}", path=path), f"k={part}")
 
 
 @pytest.mark.parametrize("part", ["0.01", "é漢🚄", "a b", "50%", "#1", "a,b", "x='y'", "A%41"])
-def test_part_with_harmless_text_is_fine_in_a_path_and_any_text_in_a_filter(part: str) -> None:
+def test_part_with_harmless_text_is_fine_in_a_path_and_any_text_in_a_filter(part):
     assert only_table(config(), f"tpch/sf={part}").path == f"/data/sf={part}/t.parquet"
     hostile = f"{part}' OR 1=1; drop view x -- ../*"
     table = only_table(config("k={scale:.*}", path="/data/t", filters={"a": "{scale}"}), f"k={hostile}")
@@ -99,7 +96,7 @@ def test_part_with_harmless_text_is_fine_in_a_path_and_any_text_in_a_filter(part
 
 @pytest.mark.parametrize("part", ["a", "%", "a%", "_", "' or '1'='1", "a\\", "é漢🚄", "a/%", "{site}"])
 @pytest.mark.proves("telemetry-tables/name-site-characters-meaning")
-def test_part_is_no_wildcard_in_keys_of_telemetry(part: str) -> None:
+def test_part_is_no_wildcard_in_keys_of_telemetry(part):
     values = {"datasets": [{"key": "telemetry/{site:.+}", "tables": [{**TELEMETRY, "keys": "{site}/%"}]}]}
     assert only_table(values, f"telemetry/{part}").keys == KeyRange(f"{part}/", is_prefix=True)
     values["datasets"][0]["tables"] = [{**TELEMETRY, "keys": "{site}"}]
@@ -115,9 +112,7 @@ def test_part_is_no_wildcard_in_keys_of_telemetry(part: str) -> None:
         ("file:///data/{scale}", None, "file:///data/1", "///data"),
     ],
 )
-def test_local_path_has_a_directory_not_to_leave(
-    path: str, base: str | None, expected: str, directory: str | None
-) -> None:
+def test_local_path_has_a_directory_not_to_leave(path, base, expected, directory):
     table = only_table({**config("k={scale}", path=path), "base_directory": base}, "k=1")
     assert (table.path, table.directory) == (expected, directory)
 
@@ -158,13 +153,13 @@ def test_local_path_has_a_directory_not_to_leave(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_configuration_is_refused_with_its_place(values: dict[str, Any], named: str) -> None:
+def test_wrong_configuration_is_refused_with_its_place(values, named):
     with pytest.raises(ConfigurationError) as caught:
         parse_config(values)
     assert named in caught.value.message
 
 
-def test_path_below_the_base_directory_and_options_of_readers_are_accepted(tmp_path: Path) -> None:
+def test_path_below_the_base_directory_and_options_of_readers_are_accepted(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "base").symlink_to(tmp_path / "real")
     for path in ("{scale}", f"{tmp_path}/base/{{scale}}", f"{tmp_path}/real/{{scale}}", "s3a://other/{scale}"):
@@ -176,7 +171,7 @@ def test_path_below_the_base_directory_and_options_of_readers_are_accepted(tmp_p
         assert resolve(parse_config(watched), "a").watch
 
 
-def test_columns_are_ddl_with_odd_names_in_backticks() -> None:
+def test_columns_are_ddl_with_odd_names_in_backticks():
     columns = (("id", "bigint"), ("order date", "bigint"), ("a`b", "bigint"), ("größe", "struct<a:int,b:string>"))
     view = View("v", "csv", tuple((name, kind, True) for name, kind in columns), cached=False)
     assert ddl(view) == "id bigint, `order date` bigint, `a``b` bigint, `größe` struct<a:int,b:string>"

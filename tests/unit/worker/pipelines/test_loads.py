@@ -1,7 +1,5 @@
 """Loads of data without Spark: their job groups, and data in memory that no request will read is removed."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.pipelines.sql import SqlData, stop_caching
 from osrdyne_worker.pipelines.views import caching, loading
 from osrdyne_worker.pipelines.views.caching import BackgroundCaching, cache_now, drop_cached
-from osrdyne_worker.pipelines.views.datasets import ResolvedTable, SqlConfig, parse_config
+from osrdyne_worker.pipelines.views.datasets import SqlConfig, parse_config
 from osrdyne_worker.pipelines.views.loading import DataProblemError, View, dataset_of
 from osrdyne_worker.spark.session import SparkSessions
 
@@ -66,7 +64,7 @@ class Literal(str):
 
 
 @pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_spark(monkeypatch):
     monkeypatch.setattr(caching, "F", SimpleNamespace(lit=lambda value: Literal(value)))
     # Sessions of other tests, which have equal plans, may still exist.
     monkeypatch.setattr(caching, "_plans", caching._CachedPlans())
@@ -83,18 +81,18 @@ def config() -> SqlConfig:
 @pytest.mark.parametrize("fails", ["opening", "counting"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.proves("workers/reloads-dataset-cache-filters")
-def test_failed_reload_leaves_nothing_in_memory(monkeypatch: pytest.MonkeyPatch, fails: str, shared: bool) -> None:
+def test_failed_reload_leaves_nothing_in_memory(monkeypatch, fails, shared):
     """Each reload has its own mark: repeated failures would fill the memory. What other keys share stays."""
     first_is_cached = threading.Event()
 
-    def count() -> None:
+    def count():
         if first_is_cached.is_set():
             raise DataProblemError("A file is gone.", code=500, error_code="dataset_unreadable")
         first_is_cached.set()
 
     session = FakeSession(count)
 
-    def read(given: FakeSession, table: ResolvedTable) -> Any:
+    def read(given, table):
         if table.spec.view == "second":
             assert first_is_cached.wait(120)
             if fails == "opening":
@@ -109,11 +107,11 @@ def test_failed_reload_leaves_nothing_in_memory(monkeypatch: pytest.MonkeyPatch,
     assert shared or session.cached == set()
 
 
-def test_data_that_is_cached_after_the_unload_is_removed() -> None:
+def test_data_that_is_cached_after_the_unload_is_removed():
     """The job begins in the moment after `close` has cancelled those of its group."""
     began, unloaded = threading.Event(), threading.Event()
 
-    def count() -> None:
+    def count():
         began.set()
         assert unloaded.wait(120)
 
@@ -138,7 +136,7 @@ def two_keys(*, cached: bool = True) -> tuple[FakeSession, FakeSession]:
 
 @pytest.mark.parametrize("end", ["drops", "stops", "is gone"])
 @pytest.mark.proves("pooled/two-keys-process-cached")
-def test_data_that_another_key_reads_stays_until_both_have_dropped_it(end: str) -> None:
+def test_data_that_another_key_reads_stays_until_both_have_dropped_it(end):
     """A key that loads its data again drops the former data, which Spark counts as that of the first key."""
     first, second = two_keys()
     assert len(first.memory) == 1
@@ -160,7 +158,7 @@ def test_data_that_another_key_reads_stays_until_both_have_dropped_it(end: str) 
 
 
 @pytest.mark.parametrize(("filter_", "mark"), [("tenant = b", "signature"), ("tenant = a", "other")])
-def test_data_of_another_plan_does_not_keep_that_of_a_key(filter_: str, mark: str) -> None:
+def test_data_of_another_plan_does_not_keep_that_of_a_key(filter_, mark):
     first, second = two_keys(cached=False)
     cache_now(first, "trains", first.frame("files", "tenant = a"), "signature")
     cache_now(second, "trains", second.frame("files", filter_), mark)
@@ -169,7 +167,7 @@ def test_data_of_another_plan_does_not_keep_that_of_a_key(filter_: str, mark: st
 
 
 @pytest.mark.proves("spark/start-key-pooled-process")
-def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on() -> None:
+def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on():
     sessions = SparkSessions()
     jsc = SimpleNamespace(clearJobGroup=lambda: None)
     context = SimpleNamespace(setJobGroup=lambda *values, **options: None, _jsc=jsc)
@@ -179,7 +177,7 @@ def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on() -> 
     )
     began: list[tuple[str, bool]] = []
 
-    def load() -> str:
+    def load():
         sessions._out_of_memory["w-start"] = "The load of the data was cancelled."
         return "half of the data"
 
@@ -190,7 +188,7 @@ def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on() -> 
     assert began[-1] == ("r", False)
 
 
-def test_threads_that_open_views_belong_to_the_group_of_their_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_open_views_belong_to_the_group_of_their_load(monkeypatch):
     properties = threading.local()
     context = SimpleNamespace(
         getLocalProperty=lambda name: getattr(properties, name, None),
@@ -201,7 +199,7 @@ def test_threads_that_open_views_belong_to_the_group_of_their_load(monkeypatch: 
     context.setLocalProperty("spark.job.interruptOnCancel", "true")
     seen: list[tuple[str | None, ...]] = []
 
-    def open_view(session: Any, table: Any, *, mark: str, on_cache: object) -> Any:
+    def open_view(session, table, *, mark, on_cache):
         names = ("spark.jobGroup.id", "spark.job.interruptOnCancel", "spark.scheduler.pool")
         seen.append(tuple(context.getLocalProperty(name) for name in names))
         return SimpleNamespace(name="v", format="csv", cached=False)

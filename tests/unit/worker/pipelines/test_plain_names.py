@@ -1,7 +1,5 @@
 """Qualified names of views are changed to plain ones, and nothing else of a query is."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -35,12 +33,12 @@ VIEWS = {"orders", "nation"}
         "select 'abc from default.orders",
     ],
 )
-def test_qualifiers_of_views_become_blanks(marked: str) -> None:
+def test_qualifiers_of_views_become_blanks(marked):
     text = re.sub("[«»]", "", marked)
     assert plain_names(text, VIEWS).text == re.sub("«([^»]*)»", lambda found: " " * len(found[1]), marked)
 
 
-def test_views_of_the_information_schema_that_are_named_are_told() -> None:
+def test_views_of_the_information_schema_that_are_named_are_told():
     query = "select * from information_schema.tables, `INFORMATION_SCHEMA`.Columns"
     assert plain_names(query, VIEWS).information == {"tables", "columns"}
     assert plain_names(query, {"tables"}).information == {"columns"}, "the key has another view of this name"
@@ -68,7 +66,7 @@ PARTS = (
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=30).map("".join))
-def test_any_text_keeps_its_length_and_loses_nothing_but_qualifiers(text: str) -> None:
+def test_any_text_keeps_its_length_and_loses_nothing_but_qualifiers(text):
     changed = plain_names(text, VIEWS).text
     lost = "".join(old for old, new in zip(text, changed, strict=True) if old != new)
     assert re.fullmatch(r"(?:`?default`?\.)*", lost)

@@ -1,7 +1,5 @@
 """The second net on descriptions of plans, without Spark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +57,7 @@ class Plan:
 
 
 @pytest.fixture
-def plan() -> Plan:
+def plan():
     return Plan()
 
 
@@ -73,7 +71,7 @@ def refusal(check: Callable[[], object]) -> str:
     return caught.value.error_code
 
 
-def test_query_over_a_view_is_accepted() -> None:
+def test_query_over_a_view_is_accepted():
     plan = Plan()
     plan.relation(["Nation"], plan.add(PROJECT))
     assert plan.parsed() == {"nation"}
@@ -83,8 +81,8 @@ def test_query_over_a_view_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("recursive", [False, True])
-def test_name_given_by_with_is_visible_behind_it_and_to_later_definitions(recursive: bool) -> None:
-    def plan(place: str, name: str) -> Plan:
+def test_name_given_by_with_is_visible_behind_it_and_to_later_definitions(recursive):
+    def plan(place, name):
         made = Plan()
         with_ = made.add(f"{LOGICAL}UnresolvedWith", allowRecursion=recursive)
         parents = {
@@ -122,12 +120,12 @@ def test_name_given_by_with_is_visible_behind_it_and_to_later_definitions(recurs
         (["a.nation"], "unknown_table"),
     ],
 )
-def test_relation_that_is_not_a_view_is_refused(plan: Plan, name: list[str], code: str) -> None:
+def test_relation_that_is_not_a_view_is_refused(plan, name, code):
     plan.relation(name, plan.add(PROJECT))
     assert refusal(plan.parsed) == code
 
 
-def test_relation_as_a_stream_or_with_options_is_refused(plan: Plan) -> None:
+def test_relation_as_a_stream_or_with_options_is_refused(plan):
     relation = plan.relation(["nation"], streaming=True)
     assert refusal(plan.parsed) == "table_not_allowed"
     plan.nodes[relation]["values"] |= {"isStreaming": False, "options": 1}
@@ -143,12 +141,12 @@ def test_relation_as_a_stream_or_with_options_is_refused(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("name", [["java_method"], ["system", "builtin", "upper"], ["my_udf"], ["REFLECT"], []])
-def test_function_that_is_not_allowed_is_refused(plan: Plan, name: list[str]) -> None:
+def test_function_that_is_not_allowed_is_refused(plan, name):
     plan.function(name, plan.add(PROJECT))
     assert refusal(plan.parsed) == "function_not_allowed"
 
 
-def test_generator_with_a_schema_and_scalar_function_as_table_are_refused() -> None:
+def test_generator_with_a_schema_and_scalar_function_as_table_are_refused():
     plan = Plan()
     generator = plan.add(f"{CATALYST}analysis.UnresolvedGenerator")
     plan.data(f"{CATALYST}FunctionIdentifier", generator, "name", database="db", funcName="explode")
@@ -175,12 +173,12 @@ def test_generator_with_a_schema_and_scalar_function_as_table_are_refused() -> N
         "com.example.expressions.Anything",
     ],
 )
-def test_class_that_is_not_of_a_query_is_refused(plan: Plan, name: str) -> None:
+def test_class_that_is_not_of_a_query_is_refused(plan, name):
     plan.add(name, plan.add(PROJECT))
     assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
 
 
-def test_null_where_nodes_belong_and_object_that_cannot_be_inspected_are_refused(plan: Plan) -> None:
+def test_null_where_nodes_belong_and_object_that_cannot_be_inspected_are_refused(plan):
     plan.add(PROJECT, nulls=["projectList"])
     found = [plan]
     for field in ("value", "exprBuilder"):
@@ -191,7 +189,7 @@ def test_null_where_nodes_belong_and_object_that_cannot_be_inspected_are_refused
         assert refusal(one.parsed) == refusal(one.analyzed) == "statement_not_allowed"
 
 
-def test_stored_data_outside_of_our_views_and_view_made_by_the_parser_are_refused() -> None:
+def test_stored_data_outside_of_our_views_and_view_made_by_the_parser_are_refused():
     foreign, ours, beside = Plan(), Plan(), Plan()
     foreign.view(foreign.add(PROJECT), ours=False)
     ours.view(ours.add(PROJECT), ours=True)

@@ -1,7 +1,5 @@
 """Values that callers give: parameters and key columns; and which requests share the run of an identical one."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from dataclasses import dataclass, replace
@@ -42,7 +40,7 @@ VALID: list[tuple[Any, Parameter]] = [
 
 
 @pytest.mark.parametrize(("given", "parameter"), VALID, ids=str)
-def test_value_has_its_type_in_spark(given: Any, parameter: Parameter) -> None:
+def test_value_has_its_type_in_spark(given, parameter):
     assert read_parameters({"k": given}) == {"k": parameter}
     assert read_parameters([given]) == (parameter,)
 
@@ -62,7 +60,7 @@ TYPED = [{"type": kind, "value": value} for kind, values in INVALID.items() for 
 @pytest.mark.parametrize(
     "given", [*TYPED, [1, 2], {"value": 1}, {"type": "int", "value": 1, "more": 1}, 10**40, "\ud800"], ids=ascii
 )
-def test_invalid_value_is_refused_by_its_name(given: Any) -> None:
+def test_invalid_value_is_refused_by_its_name(given):
     with pytest.raises(RequestError, match=r"parameters\.k") as by_name:
         read_parameters({"k": given})
     with pytest.raises(RequestError, match=r"parameters\[1\]"):
@@ -70,7 +68,7 @@ def test_invalid_value_is_refused_by_its_name(given: Any) -> None:
     assert (by_name.value.code, by_name.value.error_code) == (400, "invalid_parameter")
 
 
-def test_parameters_are_limited_counted_in_each_place_and_cached_apart() -> None:
+def test_parameters_are_limited_counted_in_each_place_and_cached_apart():
     with pytest.raises(RequestError, match="1001"):
         read_parameters([0] * 1001)
     assert [read_parameters(given) for given in (None, {}, [])] == [None, None, None]
@@ -94,7 +92,7 @@ def test_parameters_are_limited_counted_in_each_place_and_cached_apart() -> None
         ("select ? from t", {"k": 1}, "a list"),
     ],
 )
-def test_parameter_without_a_value_is_named(query: str, parameters: Any, named: str) -> None:
+def test_parameter_without_a_value_is_named(query, parameters, named):
     all_given = read_parameters({"k": 1, "n": 2, "unused": 3})
     check_query("select * from t where a = :k limit :n", views={"t"}, parameters=all_given or ())
     with pytest.raises(QueryRefusedError, match=named) as caught:
@@ -117,21 +115,21 @@ def test_parameter_without_a_value_is_named(query: str, parameters: Any, named: 
         ("string", None, None),
     ],
 )
-def test_value_has_the_type_of_its_column(kind: str, given: Any, value: Any) -> None:
+def test_value_has_the_type_of_its_column(kind, given, value):
     found = read_key_value("key.c", kind, given)
     assert (found, type(found)) == (value, type(value))
     assert is_key_type(kind)
     assert pa.array([found, None], arrow_type(kind)).to_pylist() == [value, None]
 
 
-def test_number_that_the_column_cannot_hold_equals_no_row() -> None:
+def test_number_that_the_column_cannot_hold_equals_no_row():
     numbers = {"tinyint": 128, "int": 2**31, "bigint": -(2**63) - 1, "decimal(12,2)": "1.005", "decimal(3,2)": "10"}
     for kind, number in numbers.items():
         with pytest.raises(UnequalError):
             read_key_value("key.c", kind, number)
 
 
-def test_key_column_has_exact_equality_and_is_named_once() -> None:
+def test_key_column_has_exact_equality_and_is_named_once():
     for inexact in ("double", "array<int>", "string collate UTF8_LCASE", "variant", "void"):
         assert not is_key_type(inexact), inexact
     table = {"view": "t", "path": "/data/t", "key_columns": ["id", "ID"]}
@@ -154,14 +152,14 @@ def test_key_column_has_exact_equality_and_is_named_once() -> None:
     ],
     ids=ascii,
 )
-def test_value_of_another_type_is_refused_by_its_place(kind: str, value: Any) -> None:
+def test_value_of_another_type_is_refused_by_its_place(kind, value):
     with pytest.raises(RequestError, match=r"^key\.c ") as caught:
         read_key_value("key.c", kind, value)
     assert (caught.value.code, caught.value.error_code) == (400, "invalid_parameter")
 
 
 @given(st.integers() | st.text() | st.floats() | st.booleans() | st.none() | st.lists(st.integers()))
-def test_any_value_is_read_refused_or_unequal(value: Any) -> None:
+def test_any_value_is_read_refused_or_unequal(value):
     for kind in ("boolean", "smallint", "decimal(10,3)", "string", "date", "timestamp", "timestamp_ntz", "binary"):
         try:
             found = read_key_value("key.c", kind, value)
@@ -202,7 +200,7 @@ def said(body: object, data: Data = FIXED) -> bool | None:
     ],
     ids=range(11),
 )
-def test_identical_queries_share_a_run_unless_each_has_an_answer_of_its_own(body: object) -> None:
+def test_identical_queries_share_a_run_unless_each_has_an_answer_of_its_own(body):
     assert said(PLAIN) is True
     assert said(PLAIN, replace(FIXED, config=parse_config({}))) is None, "as the route says"
     assert said(PLAIN, replace(FIXED, is_fixed=False)) is False, "the data is read when the query runs"

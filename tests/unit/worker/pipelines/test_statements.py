@@ -1,7 +1,5 @@
 """Statements with which tools look at a database, answered from the views of the key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -37,17 +35,17 @@ def answer(text: str) -> list[tuple[Any, ...]] | None:
         ("show tables '%LINES|broken'", ["order_lines", "broken"]),
     ],
 )
-def test_views_are_shown_as_tables(text: str, shown: list[str]) -> None:
+def test_views_are_shown_as_tables(text, shown):
     assert [row[1] for row in answer(text) or []] == shown
 
 
 @pytest.mark.parametrize("name", ["orders", "ORDERS", "`orders`", "default.orders", "spark_catalog.default.orders"])
 @pytest.mark.parametrize("verb", ["describe", "DESC", "describe table", "desc extended"])
-def test_columns_are_described(verb: str, name: str) -> None:
+def test_columns_are_described(verb, name):
     assert answer(f"{verb} {name};") == [("id", "bigint", None), ("Name", "string", None)]
 
 
-def test_columns_databases_and_plans() -> None:
+def test_columns_databases_and_plans():
     assert answer("show columns in orders") == [("id",), ("Name",)]
     assert answer("show databases") == answer("show schemas like 'def*'") == [("default",)]
     assert answer("show catalogs") == [("spark_catalog",)]
@@ -66,12 +64,12 @@ def test_columns_databases_and_plans() -> None:
     ["select 1", "show functions", "show tables; drop table t", "explain drop table t", "describe function now",
      "describe csv.`/etc/passwd`", "show create table orders", "select 'show tables'", "explain analyze table t"],
 )  # fmt: skip
-def test_other_statements_are_left_to_the_guard(text: str) -> None:
+def test_other_statements_are_left_to_the_guard(text):
     assert answer(text) is None
 
 
 @given(st.text(alphabet="show tablesdeicrxpn'`.;()%*\n", max_size=80))
-def test_any_text_is_answered_or_left_to_the_guard(text: str) -> None:
+def test_any_text_is_answered_or_left_to_the_guard(text):
     try:
         answer(text)
     except RequestError as error:

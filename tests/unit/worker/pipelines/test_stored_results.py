@@ -1,7 +1,5 @@
 """Results in files, without Spark: which expire, which requests name the same export, and what a failed one leaves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,13 +44,13 @@ def store(directory: Path, *, at: float = 0.0) -> None:
 
 
 @pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_spark(monkeypatch):
     monkeypatch.setattr(paging, "arrow_batches", lambda frame: (SCHEMA, frame))
     monkeypatch.setattr(paging, "estimated_bytes", lambda frame: None)
 
 
 @pytest.mark.proves("spark/query-writes-row-longer")
-def test_result_whose_query_is_slow_does_not_expire_while_it_is_written(tmp_path: Path) -> None:
+def test_result_whose_query_is_slow_does_not_expire_while_it_is_written(tmp_path):
     """Another worker of the same directory makes room meanwhile, long after the last row was written."""
     slow = query(1, 2, before_last=lambda: store(tmp_path, at=LATER))
     page = results(tmp_path).first_page(slow, size=1, limit=None)
@@ -67,7 +65,7 @@ def test_result_whose_query_is_slow_does_not_expire_while_it_is_written(tmp_path
     assert not left.exists(), "its worker has died"
 
 
-def test_file_that_is_uploaded_does_not_expire_and_is_removed_afterwards(tmp_path: Path) -> None:
+def test_file_that_is_uploaded_does_not_expire_and_is_removed_afterwards(tmp_path):
     stored = results(tmp_path)
     with stored.spilled(query(1), **LIMITS) as (path, rows):
         store(tmp_path, at=LATER)
@@ -79,7 +77,7 @@ def test_file_that_is_uploaded_does_not_expire_and_is_removed_afterwards(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     stored = StoredResults(PagingConfig(directory=f"{tmp_path}/file"), pool="p", key="k")
     with pytest.raises(RequestError, match="/file") as caught:
@@ -139,9 +137,7 @@ def run(monkeypatch: pytest.MonkeyPatch, files: Files) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("creates", "left"), [(True, [MANIFEST, "part-0"]), (False, [])])
 @pytest.mark.proves("spark/file-system-creates-manifest")
-def test_failed_export_removes_files_that_no_manifest_lists(
-    monkeypatch: pytest.MonkeyPatch, creates: bool, left: list[str]
-) -> None:
+def test_failed_export_removes_files_that_no_manifest_lists(monkeypatch, creates, left):
     files = Files(creates=creates)
     with pytest.raises(OSError, match="was lost"):
         run(monkeypatch, files)
@@ -158,7 +154,7 @@ def name(export_id: str | None = "monthly", query: str = "select 1", **request: 
 
 
 @pytest.mark.parametrize("export_id", ["monthly", None])
-def test_request_that_needs_later_data_is_another_export(export_id: str | None) -> None:
+def test_request_that_needs_later_data_is_another_export(export_id):
     """Otherwise it would be answered from the earlier data."""
     versions: list[dict[str, object]] = [{}, {"x-data-version": 7}, {"x-data-version": 8}]
     assert len({name(export_id, headers=headers) for headers in versions}) == 3

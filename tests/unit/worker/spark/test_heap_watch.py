@@ -1,7 +1,5 @@
 """The watches over the JVM: when one cancels a request, and which; when a worker gives up on its gateway."""
 
-from __future__ import annotations
-
 from unittest.mock import MagicMock
 
 import pytest
@@ -65,11 +63,11 @@ class Watched:
 
 
 @pytest.fixture
-def watched() -> Watched:
+def watched():
     return Watched()
 
 
-def test_heap_with_room_costs_no_collection_and_one_full_of_garbage_no_request(watched: Watched) -> None:
+def test_heap_with_room_costs_no_collection_and_one_full_of_garbage_no_request(watched):
     watched.begin("a")
     watched.check()
     assert (watched.cancelled, watched.collections) == ([], 0)
@@ -87,9 +85,7 @@ def test_heap_with_room_costs_no_collection_and_one_full_of_garbage_no_request(w
     [(HALF, [5, 20, 20], []), (FULL, [5, 0, 0, 0], ["a"])],
     ids=["the cleaner makes room", "it frees too little"],
 )
-def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(
-    watched: Watched, live: HeapUse, broadcasts: list[int], cancelled: list[str]
-) -> None:
+def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(watched, live, broadcasts, cancelled):
     watched.watch.began("a")
     watched.now, watched.live, watched.broadcasts = FULL, live, broadcasts
     watched.check()
@@ -109,9 +105,7 @@ def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(
     ],
 )
 @pytest.mark.proves("spark/request-fills-spark-s", "spark/start-key-pooled-process")
-def test_full_heap_cancels_what_holds_most_as_spark_says_and_a_load_first(
-    watched: Watched, first: str, held: dict[str, int], cancelled: str
-) -> None:
+def test_full_heap_cancels_what_holds_most_as_spark_says_and_a_load_first(watched, first, held, cancelled):
     """A request counts from 10 % of the heap; without one, the load of another key is cancelled, then the youngest."""
     watched.fill()
     watched.held = held
@@ -125,7 +119,7 @@ def test_full_heap_cancels_what_holds_most_as_spark_says_and_a_load_first(
     assert cancelled == "load" or "spark.driver.memory" in watched.reasons[0]
 
 
-def test_load_that_has_just_begun_does_not_protect_requests(watched: Watched) -> None:
+def test_load_that_has_just_begun_does_not_protect_requests(watched):
     watched.fill()
     watched.begin("request")
     watched.begin("load", loads=True)
@@ -138,7 +132,7 @@ def test_load_that_has_just_begun_does_not_protect_requests(watched: Watched) ->
 
 
 @pytest.mark.proves("spark/request-fills-spark-s")
-def test_nothing_is_cancelled_until_the_cancelled_request_has_released_its_memory(watched: Watched) -> None:
+def test_nothing_is_cancelled_until_the_cancelled_request_has_released_its_memory(watched):
     watched.fill()
     watched.begin("innocent", "bomb")
     watched.check(after=5)
@@ -172,12 +166,12 @@ def test_nothing_is_cancelled_until_the_cancelled_request_has_released_its_memor
         ("[DIVIDE_BY_ZERO] Division by zero.", None),
     ],
 )
-def test_cause_of_exhaustion_is_read_from_the_exception(text: str, condition: str | None) -> None:
+def test_cause_of_exhaustion_is_read_from_the_exception(text, condition):
     found = exhaustion(RuntimeError(text))
     assert (found and found.condition) == condition
 
 
-def test_reasons_for_groups_that_end_at_their_cancel_fill_no_memory() -> None:
+def test_reasons_for_groups_that_end_at_their_cancel_fill_no_memory():
     """The watch has chosen such a group before its end, which has removed no reason."""
     sessions = SparkSessions()
     for number in range(3 * MAX_REASONS):
@@ -220,12 +214,12 @@ ROW = [SILENT] * (MAX_UNANSWERED - 1)
     ],
     ids=["answer ends a row", "refused", "error of this process"],
 )
-def test_what_a_probe_says_about_the_gateway(outcomes: list[OSError | None], is_open: bool) -> None:
+def test_what_a_probe_says_about_the_gateway(outcomes, is_open):
     assert set(Gateway(*outcomes).checks()) == {is_open}
 
 
 @pytest.mark.proves("spark/jvm-accepts-new-connections")
-def test_gateway_is_closed_after_several_probes_without_an_answer_which_many_keys_share() -> None:
+def test_gateway_is_closed_after_several_probes_without_an_answer_which_many_keys_share():
     gateway = Gateway(None, *ROW, SILENT)
     assert all(gateway.watch.check() for _ in range(200))
     assert len(gateway.outcomes) == MAX_UNANSWERED, "one probe"

@@ -1,8 +1,6 @@
 """The options of a JVM: its archive of classes, its heap, the priority of its second compiler, and what it gets where
 the user has no name, the locale no UTF-8, or `SPARK_HOME` another Spark."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import stat
@@ -33,7 +31,7 @@ from osrdyne_worker.spark.session import session_conf
 
 
 @pytest.fixture
-def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def java(tmp_path, monkeypatch):
     """The home of a Java of release 17; archives are below the test's directory."""
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
@@ -51,15 +49,13 @@ def write(directory: Path, content: bytes) -> None:
 
 
 @pytest.fixture
-def made(java: Path) -> Path:
+def made(java):
     write(archive.user_directory(), b"classes")
     (path,) = archive.user_directory().iterdir()
     return path
 
 
-def test_archive_comes_before_the_options_of_the_user_which_win(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_comes_before_the_options_of_the_user_which_win(made, tmp_path, monkeypatch):
     options = with_archive({DRIVER_OPTIONS: "-Dmine=1"})[DRIVER_OPTIONS]
     assert options.startswith(f"-Xshare:auto -XX:SharedArchiveFile={made} ")
     assert options.endswith(" -Dmine=1")
@@ -72,7 +68,7 @@ def test_archive_comes_before_the_options_of_the_user_which_win(
     assert f"-XX:ArchiveClassesAtExit={tmp_path}/a home/new.jsa" in shlex.split(written)
 
 
-def test_archive_that_others_may_write_or_that_was_cut_off_is_not_used(made: Path) -> None:
+def test_archive_that_others_may_write_or_that_was_cut_off_is_not_used(made):
     assert find_archive({}) == made
     made.chmod(0o666)
     assert find_archive({}) is None
@@ -82,14 +78,14 @@ def test_archive_that_others_may_write_or_that_was_cut_off_is_not_used(made: Pat
     assert find_archive({}) is None
 
 
-def test_new_archive_takes_the_place_of_the_former_one_and_that_of_the_installation_comes_first(made: Path) -> None:
+def test_new_archive_takes_the_place_of_the_former_one_and_that_of_the_installation_comes_first(made):
     write(made.parent, b"more classes")
     assert list(made.parent.iterdir()) == [find_archive({})]
     write(archive.system_directory(), b"classes")
     assert find_archive({}) == archive.system_directory() / made.name
 
 
-def test_run_that_fails_leaves_the_former_archive_and_what_a_killed_one_left_is_removed(made: Path) -> None:
+def test_run_that_fails_leaves_the_former_archive_and_what_a_killed_one_left_is_removed(made):
     with pytest.raises(RuntimeError), written_aside(made.parent, archive_stem({}) or "") as unfinished:
         unfinished.write_bytes(b"half")
         raise RuntimeError("failed")
@@ -119,13 +115,13 @@ def options(
 
 
 @pytest.mark.parametrize("memory", [None, "512m", "600M", "1024mb", "2g", " 8GB "])
-def test_heap_starts_small_and_grows_when_it_must(memory: str | None) -> None:
+def test_heap_starts_small_and_grows_when_it_must(memory):
     assert options(memory=memory) == OURS
     assert options("-Da=b", memory=memory) == f"{OURS} -Da=b"
     assert options("-Da=b", memory=memory, of_application="-Da=") == f"{OURS} -Da=b -Da="
 
 
-def test_heap_that_is_too_small_driver_of_a_cluster_and_options_of_the_user_are_left_alone() -> None:
+def test_heap_that_is_too_small_driver_of_a_cluster_and_options_of_the_user_are_left_alone():
     for memory in ("256m", "1000", "500000k", "nonsense"):
         assert options(memory=memory) is options(master="spark://host:7077") is None
         assert options("-Da=b", memory=memory) == "-Da=b"
@@ -133,10 +129,10 @@ def test_heap_that_is_too_small_driver_of_a_cluster_and_options_of_the_user_are_
         assert options(own) == own
 
 
-def test_priority_of_the_second_compiler_alone_is_lowered(tmp_path: Path) -> None:
+def test_priority_of_the_second_compiler_alone_is_lowered(tmp_path):
     named, ended = threading.Barrier(2), threading.Event()
 
-    def run() -> None:
+    def run():
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("C2 CompilerThre", encoding="utf-8")
         named.wait(60)
         ended.wait(60)
@@ -156,12 +152,12 @@ def test_priority_of_the_second_compiler_alone_is_lowered(tmp_path: Path) -> Non
 
 
 @given(st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), min_size=1))
-def test_quoted_option_is_one_part_of_the_options(option: str) -> None:
+def test_quoted_option_is_one_part_of_the_options(option):
     parts = shlex.split(f"-Da=1 {quoted('-D' + option)} -Db=2", comments=False)
     assert parts == ["-Da=1", f"-D{option}", "-Db=2"]
 
 
-def test_locale_without_utf8_is_replaced() -> None:
+def test_locale_without_utf8_is_replaced():
     for environment in ({"LC_ALL": "C"}, {}, {"LC_ALL": "POSIX", "LANG": "C.UTF-8"}):
         assert locale_variables(environment) == {"LC_ALL": "C.UTF-8"}
     for environment in ({"LANG": "C.UTF-8"}, {"LC_CTYPE": "en_US.utf8", "LANG": "C"}):
@@ -169,10 +165,10 @@ def test_locale_without_utf8_is_replaced() -> None:
 
 
 @pytest.fixture
-def nameless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nameless(tmp_path, monkeypatch):
     """Returns the directory for temporary files of a user without a name; it belongs to the real user."""
 
-    def unknown(uid: int) -> None:
+    def unknown(uid):
         raise KeyError(uid)
 
     monkeypatch.setattr("pwd.getpwuid", unknown)
@@ -183,7 +179,7 @@ def nameless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.proves("spark/user-id-without-name")
-def test_user_without_a_name_gets_a_home_and_a_name(nameless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_name_gets_a_home_and_a_name(nameless, monkeypatch):
     for _ in range(2):
         assert user_options() == [f"-Duser.home={nameless}", f"-Duser.name={os.geteuid()}"]
         assert stat.S_IMODE(nameless.stat().st_mode) == 0o700
@@ -209,9 +205,7 @@ def test_user_without_a_name_gets_a_home_and_a_name(nameless: Path, monkeypatch:
     ("version", "fits"), [("3.5.7", False), (None, False), ("4.9.1", True), ("4.9.0-SNAPSHOT", True), ("4.8.0", False)]
 )
 @pytest.mark.proves("spark/spark-home-other-version")
-def test_spark_home_must_fit_pyspark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, *, fits: bool
-) -> None:
+def test_spark_home_must_fit_pyspark(tmp_path, monkeypatch, version, *, fits):
     if version is not None:
         for file in (tmp_path / "bin" / "spark-submit", tmp_path / "jars" / f"spark-core_2.13-{version}.jar"):
             file.parent.mkdir()
@@ -228,7 +222,7 @@ def test_spark_home_must_fit_pyspark(
     assert "4.9.0" in raised.value.message
 
 
-def test_version_of_pyspark_is_known_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_of_pyspark_is_known_without_importing_it(monkeypatch):
     from pyspark import __version__
 
     monkeypatch.delenv("SPARK_HOME", raising=False)

@@ -1,7 +1,5 @@
 """What a worker takes of a cluster, when it gives up waiting for executors, and the command of an executor pod."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
@@ -37,7 +35,7 @@ LIMITS = ClusterLimits(cores=3, start_timeout=100.0)
         *((text, "spark.dynamicAllocation.maxExecutors") for text in ("k8s://https://api:6443", "yarn")),
     ],
 )
-def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text: str, name: str) -> None:
+def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text, name):
     master = parse_spark_master(text)
     defaults = cluster_defaults(master, LIMITS)
     assert (defaults[name], defaults["spark.dynamicAllocation.minExecutors"]) == ("3", "0")
@@ -46,14 +44,14 @@ def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text: str, nam
         assert cluster_defaults(parse_spark_master(own), LIMITS) == {}
 
 
-def test_cores_of_a_local_master_only_are_divided_among_keys() -> None:
+def test_cores_of_a_local_master_only_are_divided_among_keys():
     divided = {"local": "local[1, keys]", "local[*]": "local[*, keys]", "local[2,3]": "local[2,3, keys]"}
     for master in (*divided, "local-cluster[1,2,512]", "spark://host:7077"):
         parsed = parse_spark_master(master)
         assert master_of_keys(parsed) == replace(parsed, text=divided.get(master, master))
 
 
-def test_settings_of_the_daemon_reach_the_worker_and_kubernetes_needs_an_image() -> None:
+def test_settings_of_the_daemon_reach_the_worker_and_kubernetes_needs_an_image():
     worker = {"spark_master": "spark://m:7077", "cores": 7}
     settings = Settings.model_validate({"worker": worker, "lifecycle": {"start_timeout": "2m"}})
     spark = settings.worker_config()["spark"]
@@ -69,7 +67,7 @@ def test_settings_of_the_daemon_reach_the_worker_and_kubernetes_needs_an_image()
 
 
 @pytest.mark.parametrize("settings", [{"cores": 0}, {"cores": True}, {"cores": "4"}, {"start_timeout": 0}])
-def test_invalid_limits_are_named(settings: dict[str, object]) -> None:
+def test_invalid_limits_are_named(settings):
     with pytest.raises(ConfigurationError, match=rf"WORKER_CONFIG\.spark\.{next(iter(settings))}"):
         ClusterLimits.of(settings)
     with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x'"):
@@ -77,7 +75,7 @@ def test_invalid_limits_are_named(settings: dict[str, object]) -> None:
 
 
 @pytest.mark.proves("spark/master-restarted-forgotten-application")
-def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
+def test_jobs_without_executors_for_the_limit_end_the_session():
     now = 0.0
     watch = StarvationWatch(STANDALONE, limit=100.0, monotonic=lambda: now)
     # At 90 an executor came, and the wait begins anew; at 150 no job waits.
@@ -86,7 +84,7 @@ def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
     assert "spark://master:7077" in (watch.reason or "")
 
 
-def test_executors_of_a_local_cluster_write_below_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_of_a_local_cluster_write_below_the_worker(tmp_path, monkeypatch):
     home, mine = tmp_path / "spark", tmp_path / "mine"
     for name in ("bin", "jars", "work"):
         (home / name).mkdir(parents=True)
@@ -109,7 +107,7 @@ REFUSED = (
 )
 
 
-def test_refusal_of_executor_pods_is_found_in_the_output_of_spark_and_named_by_the_start() -> None:
+def test_refusal_of_executor_pods_is_found_in_the_output_of_spark_and_named_by_the_start():
     message = 'pods "osrdyne-blue-exec-1" is forbidden: exceeded quota: compute, requested: pods=1, used: pods=3'
     lines = ["26/11/22 20:00:00 WARN Store: Exception.", *map(REFUSED.format, ("an earlier one", message)), "\tat io."]
     assert refused_pods(lines) == message
@@ -135,7 +133,7 @@ VARIABLES = {
 POD = {"OSRDYNE_POD": "w", "OSRDYNE_POD_IP": "10.0.0.7", "OSRDYNE_NAMESPACE": "blue", "OSRDYNE_IMAGE": "worker:1"}
 
 
-def test_executor_gets_what_spark_has_written_into_its_pod() -> None:
+def test_executor_gets_what_spark_has_written_into_its_pod():
     command = java_command(VARIABLES, java="/java", jars=Path("/jars"))
     assert command[:4] == ["/java", "-Doption=0", "-Doption=2", "-Doption=10"]
     assert command[4:8] == ["-Xms1024m", "-Xmx1024m", "-cp", "/jars/*"]
@@ -147,7 +145,7 @@ def test_executor_gets_what_spark_has_written_into_its_pod() -> None:
         java_command({"SPARK_EXECUTOR_MEMORY": "1g"}, java="/java", jars=Path("/jars"))
 
 
-def test_worker_in_a_pod_owns_its_executors(tmp_path: Path) -> None:
+def test_worker_in_a_pod_owns_its_executors(tmp_path):
     assert kubernetes_defaults({"OSRDYNE_POD": "w"}, tmp_path) == {}, "outside a pod"
     assert kubernetes_defaults(POD | {"OSRDYNE_POD_IP": "fd00::7"}, tmp_path)["spark.driver.host"] == "[fd00::7]"
     conf = kubernetes_defaults(POD, tmp_path)

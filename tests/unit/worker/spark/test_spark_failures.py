@@ -1,7 +1,5 @@
 """What a caller reads about failures of Spark: a missing jar, a refusal of S3, the end of the JVM."""
 
-from __future__ import annotations
-
 import os
 import time
 
@@ -31,7 +29,7 @@ SPARK_42 = Versions("4.2.0", "2.13")
     ],
 )
 @pytest.mark.proves("spark/data-source-file-system")
-def test_message_about_a_missing_jar_names_the_setting_and_the_version(text: str, named: str | None) -> None:
+def test_message_about_a_missing_jar_names_the_setting_and_the_version(text, named):
     found = remedy(text, NEW)
     assert found is None if named is None else named in (found or "")
     assert DELTA_42 in (remedy("Failed to find the data source: delta. Make", SPARK_42) or "")
@@ -50,9 +48,7 @@ def test_message_about_a_missing_jar_names_the_setting_and_the_version(text: str
     ],
 )
 @pytest.mark.proves("spark/dataset-format-delta-installed")
-def test_incompatible_delta_and_spark_have_a_remedy(
-    conf: dict[str, str], versions: Versions, named: str | None
-) -> None:
+def test_incompatible_delta_and_spark_have_a_remedy(conf, versions, named):
     found = delta_problem(conf, versions)
     assert found is None if named is None else named in (found or "")
 
@@ -70,7 +66,7 @@ HEAD = "getFileStatus on s3a://reports/data: software.amazon.awssdk.services.s3.
     ],
     ids=["refused", "no bucket", "no credentials", "no server"],
 )
-def test_failure_of_a_store_names_the_bucket_and_the_setting(text: str, setting: str) -> None:
+def test_failure_of_a_store_names_the_bucket_and_the_setting(text, setting):
     failure = store_failure(text)
     assert failure is not None
     assert setting in failure.message
@@ -103,7 +99,7 @@ LOST = "26/11/22 11:56:39 ERROR SparkContext: Lost the master."
     ],
 )
 @pytest.mark.proves("spark/jvm-worker-ends-memory")
-def test_exit_code_and_last_lines_explain_the_end_of_a_jvm(code: int | None, lines: list[str], marker: str) -> None:
+def test_exit_code_and_last_lines_explain_the_end_of_a_jvm(code, lines, marker):
     assert marker in (cause_of_end(code, lines) or "")
     assert cause_of_end(None, NOISE) is None, "it runs"
 
@@ -117,13 +113,13 @@ def test_exit_code_and_last_lines_explain_the_end_of_a_jvm(code: int | None, lin
         (["see amqp://user:hunter2@host/ for more"], "amqp://user:***@host/"),
     ],
 )
-def test_fault_of_a_start_is_found_among_the_lines(lines: list[str], expected: str) -> None:
+def test_fault_of_a_start_is_found_among_the_lines(lines, expected):
     found = last_error([*NOISE, *lines, "\tat java.base/java.lang.Thread.run(Thread.java:840)"]) or ""
     assert expected in found
     assert "Exception in thread" not in found
 
 
-def test_output_is_passed_on_and_only_its_recent_lines_explain_an_end() -> None:
+def test_output_is_passed_on_and_only_its_recent_lines_explain_an_end():
     shown, sink = os.pipe()
     now = 0.0
     output = JvmOutput(sink=sink, monotonic=lambda: now)
@@ -139,7 +135,7 @@ def test_output_is_passed_on_and_only_its_recent_lines_explain_an_end() -> None:
     os.close(sink)
 
 
-def test_exception_whose_text_only_a_dead_jvm_has_is_described_by_its_class() -> None:
+def test_exception_whose_text_only_a_dead_jvm_has_is_described_by_its_class():
     class Py4JJavaError(Exception):
         def __str__(self) -> str:
             raise ConnectionRefusedError

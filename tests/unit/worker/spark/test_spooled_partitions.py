@@ -6,7 +6,6 @@ import errno
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +20,14 @@ from osrdyne_worker.spark.answers.arrow_batches import messages_by_partition
 from osrdyne_worker.spark.answers.streams import SpooledPartitions
 
 
-def test_job_that_cannot_begin_leaves_no_thread_and_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_cannot_begin_leaves_no_thread_and_no_socket(monkeypatch):
     before = set(threading.enumerate())
     # Not `tmp_path`: the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         monkeypatch.setattr(tempfile, "tempdir", name)
 
-        def fail() -> None:
+        def fail():
             assert [path.name for path in directory.rglob("*") if path.is_socket()] == ["rows"]
             raise ConnectionRefusedError("The JVM has ended.")
 
@@ -59,7 +58,7 @@ class Rows:
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
+def rows(monkeypatch):
     rows = Rows()
     monkeypatch.setattr("pyspark.core.rdd.RDD", lambda *_: rows)
     monkeypatch.setattr(SparkContext, "_gateway", None)
@@ -75,7 +74,7 @@ def spooled(rows: Rows, **settings: str) -> SpooledPartitions:
     return SpooledPartitions(context, SimpleNamespace(toJavaRDD=lambda: None))
 
 
-def test_connections_that_cannot_be_accepted_end_the_stream(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_cannot_be_accepted_end_the_stream(rows, monkeypatch):
     """The tasks would wait, and the stream with them, until the deadline of the request."""
 
     class Full(socket.socket):
@@ -89,7 +88,7 @@ def test_connections_that_cannot_be_accepted_end_the_stream(rows: Rows, monkeypa
     partitions.close()
 
 
-def test_partition_that_cannot_be_stored_ends_the_stream_with_the_reason(rows: Rows, tmp_path: Path) -> None:
+def test_partition_that_cannot_be_stored_ends_the_stream_with_the_reason(rows, tmp_path):
     partitions = spooled(rows, **{"spark.local.dir": str(tmp_path / "missing")})
     ours, theirs = socket.socketpair()
     with ours:
@@ -100,10 +99,10 @@ def test_partition_that_cannot_be_stored_ends_the_stream_with_the_reason(rows: R
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), EOFError()])
-def test_jvm_that_ends_while_it_sends_rows_is_a_lost_jvm(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_jvm_that_ends_while_it_sends_rows_is_a_lost_jvm(monkeypatch, error):
     """The SQL pipeline answers an error of its files. A request whose JVM is lost must be requeued instead."""
 
-    def read(served: object, serializer: object) -> Iterator[bytes]:
+    def read(served, serializer):
         yield b"first"
         raise error
 

@@ -1,7 +1,5 @@
 """Messages in the usual forms of devices become events; each becomes one row, or one invalid row with the reason."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -36,7 +34,7 @@ def parsed(*messages: StreamMessage, mapping: EventMapping = EVENTS_AS_THEY_ARE)
     return parse(to_batch("P-log-2", messages), partition=2, mapping=mapping)
 
 
-def test_event_with_all_fields_is_a_row_and_old_ones_are_counted() -> None:
+def test_event_with_all_fields_is_a_row_and_old_ones_are_counted():
     attributes = {"unit": "°C", "limits": [1, 2], "none": None}
     event = {"series": "temperature", "ts": "2026-11-22T11:00:00.25+01:00", "kind": "alarm", "value": 21.5}
     (row,) = parsed(message({**event, "quality": 192, "attributes": attributes, "line": 4})).events.to_pylist()
@@ -67,7 +65,7 @@ def test_event_with_all_fields_is_a_row_and_old_ones_are_counted() -> None:
     ],
     ids=str,
 )
-def test_field_of_an_event_is_read(given: dict[str, object], read: dict[str, object]) -> None:
+def test_field_of_an_event_is_read(given, read):
     (row,) = parsed(message({"series": "a", **given})).events.to_pylist()
     assert {name: row[name] for name in read} == read
     for body in ([{"series": "a", **given}], {"events": [{"series": "a", **given}]}):
@@ -96,7 +94,7 @@ def test_field_of_an_event_is_read(given: dict[str, object], read: dict[str, obj
     ],
 )
 @pytest.mark.proves("telemetry-tables/message-holds-json-event")
-def test_invalid_event_is_kept_with_its_reason(body: Any, named: str) -> None:
+def test_invalid_event_is_kept_with_its_reason(body, named):
     good = message({"series": "a"}, offset=8)
     found = parsed(body if isinstance(body, StreamMessage) else message(body), good)
     (row,) = found.invalid.to_pylist()
@@ -107,7 +105,7 @@ def test_invalid_event_is_kept_with_its_reason(body: Any, named: str) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/message-holds-json-event")
-def test_one_invalid_event_leaves_the_others_of_its_message() -> None:
+def test_one_invalid_event_leaves_the_others_of_its_message():
     events: list[dict[str, object]] = [{"series": f"s{number}", "value": number} for number in range(10_000)]
     events[4_321]["note"] = "x" * 100_000
     found = parsed(message(events))
@@ -131,7 +129,7 @@ BODIES = st.lists(
 )
 
 
-def test_table_and_last_values_read_the_same_events() -> None:
+def test_table_and_last_values_read_the_same_events():
     sent, mapping = message({"t": 21.5}), mapping_from_settings({"preset": "flat"})
     assert parsed(sent, mapping=mapping).events.column("series").to_pylist() == ["t"]
     (value,) = fold([sent], partition=2, next_offset=8, max_future=1, mapping=mapping).values
@@ -139,7 +137,7 @@ def test_table_and_last_values_read_the_same_events() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"NaN", b"-Infinity", b"9" * 5_000, b'0, "note": NaN', b'0, "note": [1e999]'])
-def test_number_that_is_not_json_makes_only_its_event_invalid(bad: bytes) -> None:
+def test_number_that_is_not_json_makes_only_its_event_invalid(bad):
     body = b'\xef\xbb\xbf[{"series": "a", "value": 1}, {"series": "b", "value": ' + bad + b"}]"
     found = parsed(message(body))
     assert [found.events.column("index").to_pylist(), found.invalid.column("index").to_pylist()] == [[0], [1]]
@@ -158,7 +156,7 @@ def expected_indexes(body: bytes) -> list[int]:
 
 @settings(deadline=None)
 @given(BODIES, st.integers(0, 6))
-def test_every_event_is_in_one_row_however_messages_are_divided(bodies: list[bytes], cut: int) -> None:
+def test_every_event_is_in_one_row_however_messages_are_divided(bodies, cut):
     messages = [message(body, offset=offset) for offset, body in enumerate(bodies)]
     whole = parsed(*messages)
     rows = [
@@ -210,9 +208,7 @@ def read(body: object, **mapping: str) -> ParsedMessage:
         ),
     ],
 )
-def test_message_is_read_in_the_form_of_its_mapping(
-    mapping: dict[str, str], body: object, expected: list[tuple[int, str, int, object]]
-) -> None:
+def test_message_is_read_in_the_form_of_its_mapping(mapping, body, expected):
     """`expected`: number, series, milliseconds and value of each event."""
     found = read(body, **mapping)
     events = [(one.number, one.series, one.ts // 1000, one.value_text or one.value) for one in found.events]
@@ -227,7 +223,7 @@ def test_message_is_read_in_the_form_of_its_mapping(
         ("senml", [{"bu": "Cel", "n": "a", "v": 1}], {"u": "Cel"}),
     ],
 )
-def test_other_fields_are_attributes(preset: str, body: object, attributes: dict[str, str]) -> None:
+def test_other_fields_are_attributes(preset, body, attributes):
     (event,) = read(body, preset=preset).events
     assert dict(event.attributes) == attributes
 
@@ -246,9 +242,7 @@ def test_other_fields_are_attributes(preset: str, body: object, attributes: dict
     ],
 )
 @pytest.mark.proves("telemetry-tables/event-has-time-in-another-unit")
-def test_what_does_not_fit_is_invalid_alone_and_small(
-    mapping: dict[str, str], body: object, numbers: list[int]
-) -> None:
+def test_what_does_not_fit_is_invalid_alone_and_small(mapping, body, numbers):
     found = read(body, **mapping)
     assert [one.number for one in found.invalid] == numbers
     assert all(len(one.body) < 10_000 for one in found.invalid)
@@ -265,7 +259,7 @@ def test_what_does_not_fit_is_invalid_alone_and_small(
     ],
 )
 @pytest.mark.parametrize("model", [TableConfig, LastValueSettings])
-def test_wrong_mapping_is_refused_by_table_and_last_values(model: Any, settings: dict[str, str], named: str) -> None:
+def test_wrong_mapping_is_refused_by_table_and_last_values(model, settings, named):
     required = {"directory": "/data"} if model is TableConfig else {}
     with pytest.raises(ValueError, match=named):
         model(**required, mapping=settings)
@@ -278,5 +272,5 @@ def test_wrong_mapping_is_refused_by_table_and_last_values(model: Any, settings:
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner),
     ),
 )
-def test_every_mapping_takes_any_message(preset: str, document: object) -> None:
+def test_every_mapping_takes_any_message(preset, document):
     read(document, preset=preset)

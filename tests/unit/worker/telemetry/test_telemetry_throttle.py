@@ -1,7 +1,5 @@
 """The throttle of a table: the examples of the seed to the message, and a rate that no sequence of events exceeds."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -29,7 +27,7 @@ LARGEST = 40
 
 
 @pytest.fixture(autouse=True)
-def without_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_disk(monkeypatch):
     """What is on disk after a power failure is not the subject here, and takes most of the time."""
     monkeypatch.setattr(throttle.os, "fsync", lambda descriptor: None)
 
@@ -83,14 +81,14 @@ class Table:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(tmp_path):
     return Table(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("messages_a_minute", "events"), [(277, [2, 3]), (720, [1])], ids=["277 messages of 2.5 events", "720 of one"]
 )
-def test_table_that_gets_its_rate_never_lags(tmp_path: Path, messages_a_minute: int, events: list[int]) -> None:
+def test_table_that_gets_its_rate_never_lags(tmp_path, messages_a_minute, events):
     table = Table(tmp_path)
     table.load(messages_a_minute, events)
     while table.now < BEGIN + 3600:
@@ -99,7 +97,7 @@ def test_table_that_gets_its_rate_never_lags(tmp_path: Path, messages_a_minute: 
         assert table.unread() <= max(events)
 
 
-def test_table_that_gets_more_falls_behind_by_the_difference(table: Table) -> None:
+def test_table_that_gets_more_falls_behind_by_the_difference(table):
     table.load(200, [4])
     table.now += 30.0
     while table.now < BEGIN + 3600:
@@ -112,7 +110,7 @@ def test_table_that_gets_more_falls_behind_by_the_difference(table: Table) -> No
     assert table.unread() > 4_700
 
 
-def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(table: Table) -> None:
+def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(table):
     table.arrive(7200, at=BEGIN)
     table.arrive(1, at=BEGIN)
     table.now += 1
@@ -126,7 +124,7 @@ def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(table: Table
 
 
 @pytest.mark.proves("telemetry-tables/worker-dies-taken-blocks")
-def test_killed_ingest_has_taken_its_blocks_once(table: Table) -> None:
+def test_killed_ingest_has_taken_its_blocks_once(table):
     table.load(800, [1])
     table.now += 30.0
     first = table.take()
@@ -152,9 +150,7 @@ STEPS = st.one_of(
 @example(steps=[("wait", 60.0), ("killed", 0), ("wait", 60.0), ("ingest", 1), ("ingest", 0)], sizes=[1])
 @given(steps=st.lists(STEPS, max_size=40), sizes=st.lists(st.integers(1, LARGEST), min_size=1, max_size=5))
 @pytest.mark.proves("telemetry-tables/clock-worker-jumps-differs", "telemetry-tables/worker-dies-taken-blocks")
-def test_no_sequence_of_kills_and_clock_jumps_exceeds_the_rate(
-    steps: list[tuple[str, float]], sizes: list[int]
-) -> None:
+def test_no_sequence_of_kills_and_clock_jumps_exceeds_the_rate(steps, sizes):
     with tempfile.TemporaryDirectory() as directory:
         table = Table(Path(directory), partitions=2)
         table.costs = [sizes * 20_000, sizes * 20_000]
@@ -177,7 +173,7 @@ def test_no_sequence_of_kills_and_clock_jumps_exceeds_the_rate(
             assert more - blocks <= 12 * (later - at) + full
 
 
-def test_two_ingests_at_once_take_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ingests_at_once_take_one_after_the_other(tmp_path, monkeypatch):
     table = Table(tmp_path, partitions=2)
     for partition in (0, 1):
         table.arrive(1, at=BEGIN - 60, partition=partition, messages=1_000)
@@ -186,7 +182,7 @@ def test_two_ingests_at_once_take_one_after_the_other(tmp_path: Path, monkeypatc
     table.now += 30.0
     last, others = table.log.last, [1]
 
-    def read_before_another_writes() -> Bucket | None:
+    def read_before_another_writes():
         found = last()
         if others:
             table.ingest(others.pop())
@@ -197,7 +193,7 @@ def test_two_ingests_at_once_take_one_after_the_other(tmp_path: Path, monkeypatc
     assert table.blocks == pytest.approx(720 + 360, abs=2)
 
 
-def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(table: Table, tmp_path: Path) -> None:
+def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(table, tmp_path):
     table.load(60, [1])
     for _ in range(100):
         table.ingest()
@@ -209,7 +205,7 @@ def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(
     assert sorted(path.name for path in directory.iterdir()) == entries
 
 
-def test_entry_of_a_killed_ingest_is_removed_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_of_a_killed_ingest_is_removed_with_its_number(tmp_path, monkeypatch):
     table = Table(tmp_path)
     table.arrive(1, at=BEGIN - 60, messages=2_000)
     table.ingest()
@@ -223,7 +219,7 @@ def test_entry_of_a_killed_ingest_is_removed_with_its_number(tmp_path: Path, mon
 
     link = os.link
 
-    def link_after_another_ingest(unfinished: Path, path: Path) -> None:
+    def link_after_another_ingest(unfinished, path):
         """The other one takes the number, and removes our unfinished entry."""
         monkeypatch.setattr(throttle.os, "link", link)
         table.log._write(Bucket(3, BEGIN, BEGIN, 720.0))
@@ -236,10 +232,8 @@ def test_entry_of_a_killed_ingest_is_removed_with_its_number(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("is_removed", "error"), [(False, CommitConflictError), (True, StorageError)])
-def test_ingest_that_cannot_write_its_entry_fails(
-    table: Table, monkeypatch: pytest.MonkeyPatch, is_removed: bool, error: type[Exception]
-) -> None:
-    def link(unfinished: Path, path: Path) -> None:
+def test_ingest_that_cannot_write_its_entry_fails(table, monkeypatch, is_removed, error):
+    def link(unfinished, path):
         if is_removed:
             shutil.rmtree(unfinished.parent)
         raise FileNotFoundError if is_removed else FileExistsError
@@ -261,13 +255,13 @@ def test_ingest_that_cannot_write_its_entry_fails(
     ],
     ids=["array", "list of events", "2 blocks and 1", "larger than an event", "empty"],
 )
-def test_message_costs_the_blocks_of_its_events(body: bytes, blocks: int) -> None:
+def test_message_costs_the_blocks_of_its_events(body, blocks):
     message = StreamMessage(7, "", "P-log-0", body, {"x-osrdyne-enqueued": 1_500})
     assert Cost.of(message, S1) == Cost(7, blocks, 1.5)
 
 
 @pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
-def test_damaged_entry_is_named_with_its_remedy(table: Table, tmp_path: Path) -> None:
+def test_damaged_entry_is_named_with_its_remedy(table, tmp_path):
     table.load(2_000, [1])
     for _ in range(2):
         table.now += 30.0
@@ -281,7 +275,7 @@ def test_damaged_entry_is_named_with_its_remedy(table: Table, tmp_path: Path) ->
     table.ingest()
 
 
-def test_rate_of_a_table_is_that_of_its_preset_or_of_the_request() -> None:
+def test_rate_of_a_table_is_that_of_its_preset_or_of_the_request():
     table = TableConfig(directory="/data", preset="store-s2", units=3, catch_up=1.5)
     assert table.rate(None) == EventRate(7200 * 3 * 1.5, 1024)
     assert table.rate(EventRate(1440, 512).to_wire()) == EventRate(2160, 512)
