@@ -57,7 +57,7 @@ test-process: setup-tests ## Run daemons, workers and commands as processes, wit
 # The archive of classes halves the processor time of each start of Java; the first start on a machine writes it.
 test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spark: 6 minutes
 	$(BIN)/osrdyne spark warm-archive >/dev/null
-	$(call TIER,spark) -n 3 --dist loadgroup tests $(ARGS)
+	$(call TIER,spark) -n 3 --dist loadfile tests $(ARGS)
 
 # Ryuk, the clean-up container of testcontainers, needs an image that may be missing. The tests remove what they start.
 test-rabbitmq4 test-docker test-nightly chaos: export TESTCONTAINERS_RYUK_DISABLED := true

@@ -14,9 +14,8 @@ fixture fails. `--tier rabbitmq4` runs the tests about RabbitMQ of the first tie
 that have the mark `rabbitmq4`.
 
 The tier gives each test its time limit, and with `--tier` the order of the files, the longest first
-(`tests/durations.json`, written by `tools/test_times --record`). With `--dist loadgroup`, the files that use the
-session `spark` run in two processes of pytest-xdist, because to start and warm up Spark takes as much processor time
-as most of these files, and every other file in one, so that its fixtures are set up once.
+(`tests/durations.json`, written by `tools/test_times --record`). In the tier `spark`, two processes of pytest-xdist
+prefer the files that use the session `spark`, because its start takes as much processor time as most of them.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,13 @@ APART = ("delta", "hdfs", "s3")
 OF_RABBITMQ, OWN_RABBITMQ = {"broker", "rabbitmq"}, "own_broker"
 """Fixtures and parameters of tests that are about the RabbitMQ they are given, and of tests that start their own."""
 SHARED_SPARKS = 2
-"""Processes of pytest-xdist that have a session `spark`."""
+"""Processes of pytest-xdist that prefer tests with the session `spark`."""
+SHARING = (
+    "tests/spark/",
+    "tests/security/test_sql_",
+    "tests/contract/test_rabbit_stream_contract.py",
+)
+"""Where these tests are."""
 KNOWN_TIERS = Path("build") / "tiers.json"
 """Which tiers the tests of a file belong to, so that the next target imports only files that it needs."""
 
@@ -141,26 +146,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     seconds = durations(config.rootpath)
     items.sort(key=lambda item: -seconds.get(file_of(item), 0.0))
-    if config.getoption("dist", "no") == "loadgroup":
-        group(items, seconds)
 
 
-def group(items: list[pytest.Item], seconds: Mapping[str, float]) -> None:
-    """Mark the items with their groups, and sort them: the longest group first."""
-    shared = dict.fromkeys(file_of(item) for item in items if uses_shared_spark(item))
-    totals: dict[str, float] = {f"spark-{number}": 0.0 for number in range(SHARED_SPARKS)}
-    groups = {}
-    for file in shared:
-        groups[file] = min(totals, key=totals.__getitem__)
-        totals[groups[file]] += seconds.get(file, 0.0)
-    names = {item: groups[file_of(item)] if uses_shared_spark(item) else file_of(item) for item in items}
-    items.sort(key=lambda item: -totals.get(names[item], seconds.get(file_of(item), 0.0)))
-    for item, name in names.items():
-        item.add_marker(pytest.mark.xdist_group(name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of the tier `spark`: all tests of a file run in one process, and two processes prefer files with shared Spark."""
+    if config.getoption("tier") != "spark":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # in the process that distributes the tests
 
+    class SparkScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _assign_work_unit(self, node: Any) -> None:
+            shared = self.nodes.index(node) < SHARED_SPARKS
+            preferred = (file for file in self.workqueue if file.startswith(SHARING) is shared)
+            self.workqueue.move_to_end(next(preferred, next(iter(self.workqueue))), last=False)
+            super()._assign_work_unit(node)
 
-def uses_shared_spark(item: pytest.Item) -> bool:
-    return "spark" in getattr(item, "fixturenames", ())
+    return SparkScheduling(config, log)
 
 
 def file_of(item: pytest.Item) -> str:
