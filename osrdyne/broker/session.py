@@ -33,7 +33,6 @@ from osrdyne.broker.topology.declarations import Topology, pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import Settings
 from osrdyne.errors import (
-    BrokerAccessError,
     BrokerConflictError,
     BrokerError,
     BrokerNotFoundError,
@@ -151,7 +150,9 @@ class LeaderSession:
     async def _verified_user(self) -> str | None:
         """Return the user in the URI if RabbitMQ accepts messages with this `user-id`.
 
-        None if RabbitMQ has another name for the connection's user, as with OAuth 2. Then tokens carry no user.
+        None if RabbitMQ has another name for the connection's user, as with OAuth 2. Then tokens carry no user. Raises
+        `BrokerAccessError` if the user may not publish to the default exchange at present: that says nothing about its
+        name, and once it may again a term without a verified user would begin.
         """
         user = unquote(urlsplit(self._settings.broker.uri.get_secret_value()).username or "guest")
         # On a channel of its own, which a refusal closes.
@@ -159,7 +160,7 @@ class LeaderSession:
         try:
             # No queue has this name: RabbitMQ checks the user before it routes.
             await trial.publish(Message(user_id=user), exchange="", routing_key=f"{self.names.pool}-user")
-        except (BrokerConflictError, BrokerAccessError) as error:
+        except BrokerConflictError as error:
             self._log.warning("tokens carry no user: forged tokens cannot be detected", user=user, error=str(error))
             return None
         await trial.close()

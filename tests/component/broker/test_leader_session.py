@@ -1,12 +1,13 @@
 """The connections of a standby or leader: one that is lost, and the end of all. In virtual time."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from osrdyne.amqp import Connection, ConnectionOptions
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
 from osrdyne.broker.session import LeaderSession
-from osrdyne.errors import BrokerUnavailableError
+from osrdyne.errors import BrokerAccessError, BrokerConflictError, BrokerError, BrokerUnavailableError
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeConnection, connect_to
 from osrdyne.testing.fakes.broker import FakeBroker
@@ -22,6 +23,44 @@ class SilentConnection(FakeConnection):
     async def close(self, *, timeout: float = CLOSE_TIMEOUT) -> None:
         await self.broker.clock.sleep(timeout)
         await super().close()
+
+
+class RefusingConnection(FakeConnection):
+    """RabbitMQ refuses the first message of each channel that has its user in it."""
+
+    def __init__(self, broker: FakeBroker, options: ConnectionOptions, refusal: BrokerError) -> None:
+        super().__init__(broker, options)
+        self._refusal = refusal
+
+    async def channel(self, *, confirms: bool = False) -> Channel:
+        channel = await super().channel(confirms=confirms)
+        publish = channel.publish
+
+        async def refuse(message: Message, **to: Any) -> None:
+            channel.publish = publish  # type: ignore[method-assign]
+            if message.user_id is not None:
+                raise self._refusal
+            await publish(message, **to)
+
+        channel.publish = refuse  # type: ignore[method-assign]
+        return channel
+
+
+@pytest.mark.proves("controller/leader-queue-holds-something")
+async def test_user_stays_verified_after_permissions_were_missing(clock: VirtualClock, broker: FakeBroker) -> None:
+    """A session that opens while a permission is missing must not lead later without the verified user."""
+
+    async def opened(refusal: BrokerError) -> LeaderSession:
+        async def connect(options: ConnectionOptions) -> Connection:
+            return RefusingConnection(broker, options, refusal)
+
+        return await LeaderSession(SETTINGS, clock=clock, connect=connect).__aenter__()
+
+    with pytest.raises(BrokerAccessError):
+        await opened(BrokerAccessError("access to exchange 'amq.default' refused"))
+    session = await opened(BrokerConflictError("user_id property set to 'a' but authenticated user was 'b'"))
+    assert session.token.user is None
+    await session.close()
 
 
 async def open_silently(clock: VirtualClock, broker: FakeBroker) -> LeaderSession:
