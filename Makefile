@@ -63,7 +63,7 @@ test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spar
 test-rabbitmq4 test-docker test-nightly chaos: export TESTCONTAINERS_RYUK_DISABLED := true
 test-rabbitmq4: setup-tests ## Repeat the tests about RabbitMQ, and a short fault run, on RabbitMQ 4: 3 minutes
 	$(call TIER,rabbitmq4) --rabbitmq-image $(RABBITMQ_IMAGE) -n 4 --dist loadfile tests $(ARGS)
-	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
+	$(BIN)/python -m tests.chaos.run --seed 31 --minutes 0.275 --interval 1.5 --image $(RABBITMQ_IMAGE)
 
 test-docker: setup-tests ## Test the Docker driver, the images and docker-compose.yml: 4 minutes
 	$(call TIER,docker) -n 3 --dist loadfile tests/docker $(ARGS)

@@ -10,8 +10,9 @@ from functools import partial
 import psutil
 
 from tests.acceptance.daemon_process import DaemonProcess, until
+from tests.chaos.broker_faults import different_policies, flood, forbidden, import_again, queues_of_key
 from tests.chaos.callers import KEYS, Callers
-from tests.chaos.pool import PoolUnderAttack
+from tests.chaos.pool import POOL, PoolUnderAttack
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import Action, Done, Family, Fault, Target, drawn
 
@@ -49,6 +50,17 @@ class Attacker:
             await self._on_link(fault)
         elif fault.family is Family.CLOCK:
             await self._on_clock(fault)
+        elif fault.family is Family.HOSTILE:
+            async with self._happening(fault, f"{fault.target} exchange"):
+                await flood(self._pool, fault)
+        elif fault.family is Family.POLICY:
+            async with self._happening(fault, "all queues"), different_policies(self._pool.broker, fault.action):
+                await asyncio.sleep(fault.seconds)
+        elif fault.family is Family.PERMISSION:
+            async with self._happening(fault, fault.target), forbidden(self._pool.broker, fault.target):
+                await asyncio.sleep(fault.seconds)
+        elif fault.family is Family.IMPORT:
+            await self._on_queue(fault)
         elif fault.target is Target.NODE:
             async with self._broker_turn, self._happening(fault, "rabbitmq"):
                 await self._on_broker(fault)
@@ -83,6 +95,20 @@ class Attacker:
         await begin()
         await asyncio.sleep(fault.seconds)
         await end()
+
+    async def _on_queue(self, fault: Fault) -> None:
+        """Deletion removes what the queue holds: of a request queue only when all that was sent to its key is answered,
+        so that no request may be lost by it."""
+        if fault.target is not Target.KEY:
+            queue = f"{POOL}-{fault.target}"
+            async with self._happening(fault, queue):
+                await import_again(self._pool.broker, queue)
+            return
+        key = drawn(fault, KEYS)
+        async with self._callers.quiet(key) as is_quiet:
+            if is_quiet and (queues := await queues_of_key(self._pool.broker, key)):
+                async with self._happening(fault, f"{key[:20]!r}"):
+                    await import_again(self._pool.broker, drawn(fault, queues))
 
     # --- controllers
 

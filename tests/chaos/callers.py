@@ -8,6 +8,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import RetryTerms, read_attempts
+from tests.acceptance.daemon_process import until
 from tests.chaos.beside import beside
 from tests.chaos.checker import LIFETIME, Answered, Sent
 from tests.chaos.rules import APP_ID, FLAKY_PATH
@@ -34,6 +36,7 @@ LONG_PAUSE = (15.0, 40.0)
 """Seconds, around all delays of the pool together, evidence of emptiness included: the group is unbound or about to end
 after the one, ends or has ended after the other."""
 LONGEST_SLEEP = 3.0
+QUIET_TIMEOUT = 30.0
 FLAKY_SHARE = 0.25
 """Of the requests, where they are tried again."""
 
@@ -75,6 +78,8 @@ class Callers:
         self.sent: list[Sent] = []
         self.answers: list[Answered] = []
         self._answered: set[str] = set()
+        self._held: Counter[str] = Counter()
+        self._publishing: Counter[str] = Counter()
 
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
@@ -93,6 +98,21 @@ class Callers:
     def waiting(self) -> list[str]:
         """Confirmed requests without an answer."""
         return [one.correlation_id for one in self.sent if one.confirmed and one.correlation_id not in self._answered]
+
+    @asynccontextmanager
+    async def quiet(self, key: Key) -> AsyncIterator[bool]:
+        """Publish nothing for this key in the block; whether all that was sent to it before is answered."""
+        self._held[key] += 1
+        try:
+            with suppress(AssertionError):
+                await until(lambda: not self._is_in_use(key), "all is answered", timeout=QUIET_TIMEOUT)
+            yield not self._is_in_use(key)
+        finally:
+            self._held[key] -= 1
+
+    def _is_in_use(self, key: Key) -> bool:
+        unanswered = set(self.waiting())
+        return self._publishing[key] > 0 or any(one.correlation_id in unanswered for one in self.sent if one.key == key)
 
     # --- asking
 
@@ -117,14 +137,18 @@ class Callers:
 
     async def _request(self, key: Key, work: Work) -> None:
         """Publish one request and note whether it was confirmed."""
+        while self._held[key]:
+            await asyncio.sleep(0.1)
         channel = self._publisher
         if channel is None:
             return await self._pause(0.5)
+        self._publishing[key] += 1
         at, confirmed = time.time(), False
         message = self._message(work, at=at)
         with suppress(BrokerError):
             await channel.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
             confirmed = True
+        self._publishing[key] -= 1
         self.sent.append(
             Sent(message.correlation_id or "", key, work.expected, confirmed, at, work.attempts, work.fails)
         )

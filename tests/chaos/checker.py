@@ -19,6 +19,8 @@ AFTER_EFFECTS = 60.0
 """Seconds for which a fault that is over may still explain what becomes of a request."""
 CONFIRM_TIME = 15.0
 """Seconds for which a fault that is over may still keep a worker from sending a request to wait."""
+LEADER_TIME = 30.0
+"""Seconds after the last fault that may end a term within which a daemon must lead."""
 SHOWN = 10
 """So many examples of each problem are named."""
 
@@ -67,6 +69,8 @@ class Aftermath:
     twins: Sequence[str] = ()
     """Moments at which a key had two living workers."""
     two_leaders: Sequence[str] = ()
+    leaderless: Sequence[tuple[float, float]] = ()
+    """From when to when, in seconds since the epoch, no daemon led."""
     tracebacks: Sequence[str] = ()
     ended: Sequence[str] = ()
     """Controllers that ended by themselves."""
@@ -97,6 +101,7 @@ def allowed_statuses(faults: Sequence[Fault], *, waited: float, rules: Rules | N
     """What may become of a request under these faults, `waited` seconds after it was published.
 
     RabbitMQ counts cut connections as failed deliveries too. Only a clock that is wrong can end a request early.
+    An operator policy may end it, too, and any policy while those of the pool are deleted.
     What was running when two workers died, the second time alone, is refused as poison.
     Controllers are in the way of every request in a managed pool only; where they clean queues, they may take a request
     and fail. `may_fail_early` is about what is tried again.
@@ -105,7 +110,7 @@ def allowed_statuses(faults: Sequence[Fault], *, waited: float, rules: Rules | N
     for fault in faults:
         if _may_end_before(fault, LIFETIME, waited=waited, rules=rules):
             allowed |= {Status.EXPIRED}
-        if fault.target in _END_DELIVERIES and fault.family is not Family.ALARM:
+        if fault.target in _END_DELIVERIES and fault.family not in _END_NO_DELIVERIES:
             allowed |= {Status.DELIVERY_LIMIT, Status.POISON}
         if fault.target in _CONTROLLERS and rules is not None and rules.cleans:
             allowed |= {Status.DELIVERY_LIMIT}
@@ -123,7 +128,7 @@ def may_fail_early(faults: Iterable[Fault], *, waited: float, rules: Rules) -> b
     """
     return any(
         _may_end_before(fault, LIFETIME - rules.longest_delay, waited=waited, rules=rules)
-        or (fault.target in _BETWEEN_WORKERS_AND_NODE and fault.family is not Family.ALARM)
+        or (fault.target in _BETWEEN_WORKERS_AND_NODE and fault.family not in _END_NO_DELIVERIES)
         for fault in faults
     )
 
@@ -131,7 +136,7 @@ def may_fail_early(faults: Iterable[Fault], *, waited: float, rules: Rules) -> b
 def _may_end_before(fault: Fault, lifetime: float, *, waited: float, rules: Rules | None) -> bool:
     """Whether under this fault the time of a request that has waited so long may seem to be over."""
     is_late = waited >= lifetime - MAX_CLOCK_SKEW and _delays(fault, rules)
-    return is_late or abs(fault.jump) > MAX_CLOCK_SKEW
+    return is_late or abs(fault.jump) > MAX_CLOCK_SKEW or fault.action in {Action.OPERATOR, Action.DELETE}
 
 
 def _delays(fault: Fault, rules: Rules | None) -> bool:
@@ -141,7 +146,9 @@ def _delays(fault: Fault, rules: Rules | None) -> bool:
 
 _CONTROLLERS = frozenset({Target.LEADER, Target.STANDBY})
 _BETWEEN_WORKERS_AND_NODE = frozenset({Target.WORKER, Target.WORKERS, Target.NODE, Target.EVERYBODY})
-_END_TERMS = frozenset({*_CONTROLLERS, Target.NODE, Target.EVERYBODY})
+_END_NO_TERMS = {Target.WORKER, Target.WORKERS, Target.CLIENTS, Target.KEY, Target.CREDIT, Target.MANAGEMENT}
+_END_TERMS = frozenset(Target) - _END_NO_TERMS
+_END_NO_DELIVERIES = frozenset({Family.ALARM, Family.IMPORT, Family.PERMISSION})
 _END_DELIVERIES = _BETWEEN_WORKERS_AND_NODE | {Target.KEY}
 
 
@@ -152,8 +159,12 @@ def judge(
     *,
     done: Sequence[Done],
     rules: Rules | None = None,
+    pooled: bool = False,
 ) -> Verdict:
-    """What became of the requests that were sent, with the faults that were done meanwhile."""
+    """What became of the requests that were sent, with the faults that were done meanwhile.
+
+    `pooled`: processes end for keys together, and that uses up the attempts of no request but the one that ends them.
+    """
     by_request: dict[str, list[Answered]] = defaultdict(list)
     for answer in answers:
         by_request[answer.correlation_id].append(answer)
@@ -169,7 +180,12 @@ def judge(
         statuses=Counter(answer.status for answer in answers),
         lost=tuple(one for one in silent if one not in kept),
         unanswered=tuple(one for one in silent if one in kept),
-        problems=(*_problems_of_answers(sent, answers, kept, done, rules), *_problems_of_aftermath(aftermath)),
+        problems=(
+            *_problems_of_answers(sent, answers, kept, done, rules),
+            *(_harmless_at_the_limit(sent, answers) if pooled else ()),
+            *_named("no leader", unexplained_absences(aftermath.leaderless, done)),
+            *_problems_of_aftermath(aftermath),
+        ),
     )
 
 
@@ -196,11 +212,33 @@ def _problems_of_answers(
     yield from _named("answered delivery_limit or poison, but not in the inventory", sorted(unkept))
 
 
+def _harmless_at_the_limit(sent: Sequence[Sent], answers: Sequence[Answered]) -> Iterable[str]:
+    harmless = {one.correlation_id for one in sent if not _is_killer(one)}
+    ended = [one.correlation_id for one in answers if one.status == Status.DELIVERY_LIMIT]
+    yield from _named("harmless, but at the delivery limit", [one for one in ended if one in harmless])
+
+
+def _is_killer(request: Sent) -> bool:
+    return request.expected is None and not request.fails
+
+
+def unexplained_absences(leaderless: Iterable[tuple[float, float]], done: Sequence[Done]) -> list[str]:
+    """How long no daemon led, where the last fault that may have ended a term does not explain it any more."""
+    faults = sorted((one.began, one.ended) for one in done if one.fault.target in _END_TERMS)
+    found = []
+    for since, until in leaderless:
+        meanwhile = [(began, ended) for began, ended in faults if began <= until and ended >= since]
+        for began, ended in [*meanwhile, (until, until)]:
+            if began - since > LEADER_TIME:
+                found.append(f"for {began - since:.0f} s")
+            since = max(since, ended)
+    return found
+
+
 def _must_be_kept(answer: Answered, request: Sent) -> bool:
     """Texts that end workers are sent again and again: workers refuse the later ones by themselves. All others are sent
     once."""
-    is_killer = request.expected is None and not request.fails
-    return answer.status == Status.DELIVERY_LIMIT or (answer.status == Status.POISON and not is_killer)
+    return answer.status == Status.DELIVERY_LIMIT or (answer.status == Status.POISON and not _is_killer(request))
 
 
 def _is_right(answer: Answered, request: Sent) -> bool:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from docker.models.containers import Container
+from pydantic import SecretStr
 from testcontainers.core.container import DockerContainer
 
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError
 from tests.acceptance.daemon_process import free_port, until
@@ -130,6 +133,11 @@ class ContainerNode:
                 return True
         except (BrokerError, OSError):
             return False
+
+
+def managing(node: Node) -> ManagementClient:
+    settings = BrokerSettings(uri=SecretStr(node.amqp_uri), management_uri=SecretStr(node.management_uri))
+    return ManagementClient(settings)
 
 
 @asynccontextmanager

@@ -16,9 +16,10 @@ import httpx
 import yaml
 from yarl import URL
 
+from osrdyne.broker.management.models import Permissions
 from tests.acceptance.daemon_process import OSRDYNE, DaemonProcess
 from tests.chaos.clocks import WrongClock
-from tests.chaos.nodes import Node, running_node
+from tests.chaos.nodes import Node, managing, running_node
 from tests.chaos.proxy import Proxy
 from tests.chaos.rules import Rules
 
@@ -26,6 +27,9 @@ POOL = "chaos"
 DAEMONS = ("daemon-a", "daemon-b")
 LINKS = (*DAEMONS, "workers", "clients")
 """Each of them reaches RabbitMQ through a proxy of its own."""
+USERS = ("daemons", "workers")
+"""Users of RabbitMQ, whose permissions may be taken away."""
+ALL = Permissions(".*", ".*", ".*")
 WORKER = OSRDYNE.with_name("osrdyne-worker")
 LOOK_TIMEOUT = 2.0
 SETTINGS: Mapping[str, Any] = yaml.safe_load("""
@@ -119,6 +123,10 @@ async def pool_under_attack(
         proxies = {name: await stack.enter_async_context(Proxy(broker.amqp_port)) for name in LINKS}
         proxies["management"] = await stack.enter_async_context(Proxy(broker.management_port))
         clocks = {name: WrongClock(directory / f"{name}.clock") for name in (*DAEMONS, "workers")}
+        async with managing(broker) as management:
+            for user in USERS:
+                await management.put_user(user, password=user)
+                await management.put_permissions(user, ALL)
         daemons = tuple(_make_daemon(directory, name, broker, proxies, clocks) for name in DAEMONS)
         for daemon in daemons:
             if pooled:
@@ -147,15 +155,19 @@ def _make_daemon(
     worker = [*clocks["workers"].launcher, str(WORKER), str(SETTINGS["worker"]["app"])]
     daemon = DaemonProcess(
         own,
-        amqp_uri=_behind(broker.amqp_uri, proxies[name]),
+        amqp_uri=_behind(_as_user(broker.amqp_uri, "daemons"), proxies[name]),
         management_uri=_behind(broker.management_uri, proxies["management"]),
         pool=POOL,
         settings={**SETTINGS, "driver": {"options": {"command": worker, "state_directory": str(state)}}},
         launcher=clocks[name].launcher,
     )
     daemon.state = state / POOL
-    daemon.write_settings(broker={"worker_uri": _behind(broker.amqp_uri, proxies["workers"])})
+    daemon.write_settings(broker={"worker_uri": _behind(_as_user(broker.amqp_uri, "workers"), proxies["workers"])})
     return daemon
+
+
+def _as_user(uri: str, user: str) -> str:
+    return str(URL(uri).with_user(user).with_password(user))
 
 
 def _behind(uri: str, proxy: Proxy) -> str:

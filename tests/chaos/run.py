@@ -69,14 +69,13 @@ class Run:
                     with suppress(AssertionError):  # the verdict reports them
                         await until(lambda: not callers.waiting(), "all are answered", timeout=ANSWERS_TIMEOUT)
                     self._say(f"{len(callers.waiting())} requests wait for an answer")
-                    await watcher.until_idle(timeout=IDLE_TIMEOUT)
+                    aftermath = await watcher.until_idle(timeout=IDLE_TIMEOUT)
                     self._say("end")
-                aftermath = await watcher.aftermath()
                 events = (*EVENTS, *EVENTS_OF_POOLED) if self.pooled else EVENTS
                 print(", ".join(f"{event}: {pool.count_events(event)}" for event in events))
             finally:
                 self._write_history(callers)
-        verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done, rules=rules)
+        verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done, rules=rules, pooled=self.pooled)
         return verdict, [one.fault for one in attacker.done]
 
     def _further_faults(self, pool: PoolUnderAttack) -> Iterator[Coroutine[object, object, None]]:
@@ -86,7 +85,7 @@ class Run:
             yield LateCopies(pool.broker, POOL, seed=self.seed).run()
 
     def _note(self, fault: Fault, victim: str) -> None:
-        self._say(f"{fault.family:8} {fault.action:8} {victim} for {fault.seconds:g} s")
+        self._say(f"{fault.family:10} {fault.action:8} {victim} for {fault.seconds:g} s")
         self._append({"fault": asdict(fault), "victim": victim, "at": time.time()})
 
     def _say(self, text: str) -> None:

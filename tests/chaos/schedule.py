@@ -20,6 +20,10 @@ class Family(StrEnum):
     ALARM = "alarm"
     CLOCK = "clock"
     POISON = "poison"
+    HOSTILE = "hostile"
+    POLICY = "policy"
+    IMPORT = "import"
+    PERMISSION = "permission"
 
 
 class Target(StrEnum):
@@ -32,6 +36,14 @@ class Target(StrEnum):
     MANAGEMENT = "management"
     EVERYBODY = "everybody"
     KEY = "key"
+    DAEMONS = "daemons"
+    QUEUES = "queues"
+    REQUESTS = "requests"
+    CANCEL = "cancel"
+    PROGRESS = "progress"
+    CREDIT = "credit"
+    ACTIVITY = "activity"
+    """The last five are exchanges of the pool."""
 
 
 class Action(StrEnum):
@@ -58,18 +70,36 @@ class Action(StrEnum):
     BEHIND = "behind"
     REQUEST = "request"
     """A request that kills its worker, again and again."""
+    VOIDS = "voids"
+    """Messages with 130 kB of headers, as are the next three."""
+    FIELDS = "fields"
+    DEEP = "deep"
+    HEADERS = "headers"
+    FOREIGN = "foreign"
+    """A policy for all queues that removes what waits for longer than 3 s, for `seconds`."""
+    OPERATOR = "operator"
+    """The same as an operator policy, which no policy of the pool keeps away."""
+    DELETE = "delete"
+    """Delete all policies of the pool."""
+    IMPORT = "import"
+    """Delete a queue, and declare and bind it again at once."""
+    FORBID = "forbid"
+    """Let a user publish nothing to the default exchange for `seconds`."""
 
 
 PROCESSES = (Target.LEADER, Target.STANDBY, Target.WORKER, Target.NODE)
 LINKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.CLIENTS, Target.MANAGEMENT, Target.EVERYBODY)
 CLOCKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.EVERYBODY)
+EXCHANGES = (Target.REQUESTS, Target.CANCEL, Target.PROGRESS, Target.CREDIT, Target.ACTIVITY)
+LARGE = (Action.VOIDS, Action.FIELDS, Action.DEEP, Action.HEADERS)
 JUMPS = (3.0, 90.0, 3600.0)
 """Seconds by which a clock is wrong: less than `max_clock_skew`, longer than a request may wait, and a summer time."""
 LONGEST: Mapping[Action, float] = {
-    **dict.fromkeys((Action.CUT, Action.REQUEST), 0),
+    **dict.fromkeys((Action.CUT, Action.REQUEST, *LARGE, Action.DELETE, Action.IMPORT), 0),
     **dict.fromkeys((Action.KILL, Action.RESTART, Action.MEMORY, Action.DISK), 6),
     **dict.fromkeys((Action.REFUSE, Action.DELAY), 8),
     **dict.fromkeys((Action.STALL, Action.SWALLOW, Action.AHEAD, Action.BEHIND), 12),
+    **dict.fromkeys((Action.FOREIGN, Action.OPERATOR, Action.FORBID), 20),
     Action.STOP: 15,
 }
 POSSIBLE: Mapping[Family, tuple[Sequence[Target], Sequence[Action]]] = {
@@ -80,6 +110,10 @@ POSSIBLE: Mapping[Family, tuple[Sequence[Target], Sequence[Action]]] = {
     Family.ALARM: ((Target.NODE,), (Action.MEMORY, Action.DISK)),
     Family.CLOCK: (CLOCKS, (Action.AHEAD, Action.BEHIND)),
     Family.POISON: ((Target.KEY,), (Action.REQUEST,)),
+    Family.HOSTILE: (EXCHANGES, LARGE),
+    Family.POLICY: ((Target.QUEUES,), (Action.FOREIGN, Action.OPERATOR, Action.DELETE)),
+    Family.IMPORT: ((Target.KEY, Target.ACTIVITY, Target.CANCEL), (Action.IMPORT,)),
+    Family.PERMISSION: ((Target.WORKERS, Target.DAEMONS), (Action.FORBID,)),
 }
 
 

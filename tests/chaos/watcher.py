@@ -1,18 +1,16 @@
 """Watch the pool while it is attacked, and list what is left in the end."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
-from pydantic import SecretStr
-
-from osrdyne.broker.management.client import ManagementClient
-from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import PoolNames
 from tests.acceptance.daemon_process import DaemonProcess
 from tests.chaos.beside import beside
-from tests.chaos.checker import Aftermath
+from tests.chaos.checker import LEADER_TIME, Aftermath
+from tests.chaos.nodes import managing
 from tests.chaos.pool import POOL, PoolUnderAttack
 from tests.connections import connected
 
@@ -36,6 +34,7 @@ class Watcher:
         self._pool = pool
         self._twins: list[str] = []
         self._two_leaders: list[str] = []
+        self._leaderless: list[tuple[float, float]] = []
         self._twice: dict[str, float] = {}
         self._ended: set[str] = set()
 
@@ -67,9 +66,14 @@ class Watcher:
     async def _watch_leaders(self) -> None:
         loop = asyncio.get_running_loop()
         since = loop.time()
+        led = time.time()
         while True:
             self._ended |= {one.directory.name for one in self._pool.daemons if self._has_ended(one)}
-            if len(await self._pool.leaders()) < 2:
+            leaders = len(await self._pool.leaders())
+            if leaders:
+                self._leaderless += [(led, time.time())] if time.time() - led > LEADER_TIME else []
+                led = time.time()
+            if leaders < 2:
                 since = loop.time()
             elif loop.time() - since > TOLERATED:
                 self._two_leaders.append(f"for {loop.time() - since:.0f} s")
@@ -78,16 +82,19 @@ class Watcher:
     def _has_ended(self, daemon: DaemonProcess) -> bool:
         return not daemon.is_running and daemon not in self._pool.killed
 
-    async def until_idle(self, *, timeout: float) -> None:
-        """Wait until nothing of a group is left, or the time is over: then `aftermath` shows it."""
+    async def until_idle(self, *, timeout: float) -> Aftermath:
+        """What was seen when nothing of a group was left, or the time was over.
+
+        One look is not enough: a proof of the leader may be on its way through one of its queues."""
         until = asyncio.get_running_loop().time() + timeout
-        while asyncio.get_running_loop().time() < until:
-            found = await self.aftermath()
-            if not (found.queues or found.workers or found.groups or found.messages) and found.leaders == 1:
-                return
+        while True:
+            found = await self._aftermath()
+            is_idle = not (found.queues or found.workers or found.groups or found.messages) and found.leaders == 1
+            if is_idle or asyncio.get_running_loop().time() > until:
+                return found
             await asyncio.sleep(1)
 
-    async def aftermath(self) -> Aftermath:
+    async def _aftermath(self) -> Aftermath:
         leaders = await self._pool.leaders()
         messages = await self._messages()
         return Aftermath(
@@ -99,15 +106,14 @@ class Watcher:
             poison=await self._poison(),
             twins=self._twins,
             two_leaders=self._two_leaders,
+            leaderless=self._leaderless,
             tracebacks=self._pool.logs_with_tracebacks(),
             ended=sorted(self._ended),
         )
 
     async def _messages(self) -> Counter[str]:
         """Messages in each queue of the pool."""
-        broker = self._pool.broker
-        settings = BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri))
-        async with ManagementClient(settings) as client:
+        async with managing(self._pool.broker) as client:
             return Counter({queue.name: queue.messages for queue in await client.list_queues(f"{POOL}-")})
 
     async def _poison(self) -> Sequence[str]:

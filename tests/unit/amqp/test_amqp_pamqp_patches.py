@@ -19,6 +19,7 @@ from osrdyne.amqp import Delivery, Message, pamqp_patches
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.hostile import LARGE_TABLES
 
 SHORT = st.binary(max_size=255)
 
@@ -75,24 +76,11 @@ class Counted(bytes):
         return found
 
 
-def array(items: list[bytes]) -> bytes:
-    return b"A" + sized(b"".join(items))
-
-
-LARGE = {
-    "an array of void values": [(b"h", array([b"V"] * 129_800))],
-    "65,000 fields": [(b"", b"V")] * 65_000,
-    "10,000 fields": [(b"%d" % number, b"S" + sized(b"x")) for number in range(10_000)],
-    "many tables": [(b"%d" % number, b"F" + table([(b"a", b"V")] * 100)) for number in range(400)],
-    "arrays in arrays": [(b"h", array([array([array([b"V"] * 40)] * 40)] * 40))],
-}
-
-
 @pytest.mark.proves("hostile/hostile-messages-any-queue")
-@pytest.mark.parametrize("items", LARGE.values(), ids=LARGE)
-def test_large_table_is_read_without_copies_of_its_rest_and_up_to_a_limit(items):
+@pytest.mark.parametrize("large", LARGE_TABLES.values(), ids=LARGE_TABLES)
+def test_large_table_is_read_without_copies_of_its_rest_and_up_to_a_limit(large):
     """A message with 130 kB of small values took half a second of the leader's event loop."""
-    raw = Counted(table(items))
+    raw = Counted(large)
     Counted.copied = 0
     used, headers = decode.field_table(raw)
     assert used == len(raw)
