@@ -173,9 +173,9 @@ def test_cause_of_exhaustion_is_read_from_the_exception(text, condition):
 
 def test_reasons_for_groups_that_end_at_their_cancel_fill_no_memory():
     """The watch has chosen such a group before its end, which has removed no reason."""
-    sessions = SparkSessions()
+    sessions, session = SparkSessions(), MagicMock()  # one: it takes long to make
     for number in range(3 * MAX_REASONS):
-        sessions._cancel_for_memory(MagicMock(), f"g{number}", "the heap is full")
+        sessions._cancel_for_memory(session, f"g{number}", "the heap is full")
     assert len(sessions._out_of_memory) == MAX_REASONS
     assert f"g{3 * MAX_REASONS - 1}" in sessions._out_of_memory
 
