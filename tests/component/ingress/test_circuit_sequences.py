@@ -1,4 +1,4 @@
-"""The circuit breaker against an independent model, in 10,000 random sequences; tests/unit tries a few of them."""
+"""The circuit breaker against an independent model, in 10,000 random sequences."""
 
 from collections import Counter
 

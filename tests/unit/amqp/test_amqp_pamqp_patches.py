@@ -4,16 +4,12 @@ import math
 import struct
 from datetime import UTC, datetime
 from decimal import Decimal
-from unittest.mock import Mock
 
 import pytest
-from aio_pika import IncomingMessage
-from aiormq.abc import DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands as spec
 from pamqp import decode, encode
-from pamqp.header import ContentHeader
 
 from osrdyne.amqp import Delivery, Message, pamqp_patches
 from osrdyne.testing.clock import VirtualClock
@@ -134,11 +130,6 @@ def test_numbers_keep_their_value_unless_rabbitmq_would_end_the_connection(value
     assert decode.field_table(encode.field_table({"d": decimal}))[1]["d"] == decimal
 
 
-def test_bytes_in_a_table_round_trip():
-    headers = {"text": "é", "bytes": b"\xff", "array": bytearray(b"ok"), "table": {"list": [b"\xfe", None, True]}}
-    assert decode.field_table(encode.field_table(headers))[1] == headers  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kind", [b"F", b"A"], ids=["tables", "arrays"])
 def test_nesting_without_end_is_cut_off_and_what_follows_is_read(kind):
     value = b"V"
@@ -185,14 +176,3 @@ def test_copy_never_asks_for_answers_to_ourselves():
     for reply_to, sent_on in ((bare, None), (f"{bare}.g1h2", f"{bare}.g1h2"), ("q", "q")):
         delivery = Delivery(channel, 1, "x", "a", False, b"", Message(reply_to=reply_to).properties())
         assert delivery.to_message(headers={}, expiration=None).reply_to == sent_on
-
-
-@pytest.mark.parametrize("properties", [{"expiration": "1001"}, {"correlation_id": ""}, {"priority": None}], ids=str)
-def test_delivery_has_the_properties_as_received(properties):
-    """aio-pika's message class changes them; once it does not, deliveries can be built on it (decision 0042)."""
-    header = ContentHeader(properties=spec.Basic.Properties(**properties))
-    deliver = spec.Basic.Deliver("c1", 1, False, "", "q")
-    message = DeliveredMessage(delivery=deliver, header=header, body=b"", channel=Mock(is_closed=False))
-    delivery = Delivery.from_aiormq(Mock(), message)
-    assert {name: delivery.properties[name] for name in properties} == properties
-    assert IncomingMessage(message).properties[next(iter(properties))] != next(iter(properties.values()))

@@ -96,24 +96,6 @@ async def test_call_that_an_alarm_holds_back_says_so():
     assert raised.value.sent
 
 
-async def test_cancelled_close_ends_with_the_cancellation():
-    async def end_slowly():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.01)
-
-    client = AsyncClient(URI, "pool")
-    client._keeper = asyncio.create_task(end_slowly())
-    await asyncio.sleep(0)
-    closing = asyncio.create_task(client.close())
-    await asyncio.sleep(0)
-    closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await closing
-    await client.close()
-
-
 def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch):
     has_begun, has_ended = threading.Event(), threading.Event()
 

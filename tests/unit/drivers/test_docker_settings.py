@@ -1,4 +1,4 @@
-"""The Docker driver without an engine: options, names, labels, secrets, and containers whose start was interrupted."""
+"""The Docker driver without an engine: options, names, labels and secrets."""
 
 import io
 import re
@@ -8,17 +8,15 @@ from dataclasses import replace
 import pytest
 import requests
 from docker.errors import APIError
-from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
-from osrdyne.drivers.base import DriverContext, Exit, InstanceId, InstanceState
+from osrdyne.drivers.base import DriverContext, Exit, InstanceState
 from osrdyne.drivers.docker import DockerDriver
-from osrdyne.drivers.docker.containers import Containers
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.drivers.docker.labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker.launch import host_settings, refuse_loopback, start_error
-from osrdyne.drivers.docker.options import BrokerUri, DockerOptions
+from osrdyne.drivers.docker.options import DockerOptions
 from osrdyne.drivers.docker.secret import owner_of, secret_archive, user_id
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import ConfigurationError, DriverUnavailableError, StartFailedError
@@ -205,81 +203,3 @@ def test_socket_that_may_not_be_used_is_reported_as_the_system_said(monkeypatch)
     monkeypatch.setattr(Engine, "_connect", refuse)
     with pytest.raises(DriverUnavailableError, match="Permission denied"):
         Engine(OPTIONS, timeout=1.0).call(lambda client: client.version())
-
-
-class EngineInMemory:
-    """One container; the engine goes away in the middle of its start."""
-
-    def __init__(self):
-        self.made = {}
-
-    def call(self, function):
-        return function(self)
-
-    def create_host_config(self, **_settings):
-        return {}
-
-    def create_container(self, _image, *, name, labels, **_settings):
-        self.made["id"] = {"Id": "id", "Names": [f"/{name}"], "Labels": labels, "State": "created"}
-        return {"Id": "id"}
-
-    def start(self, _container_id):
-        raise DriverUnavailableError("away")
-
-    def containers(self, **_filters):
-        return list(self.made.values())
-
-    def inspect_container(self, container_id):
-        item = self.made[container_id]
-        state = {"Status": item["State"], "ExitCode": 0}
-        return {"Id": "id", "Name": item["Names"][0], "Config": {"Labels": item["Labels"]}, "State": state}
-
-    def remove_container(self, container_id, **_options):
-        del self.made[container_id]
-
-
-@pytest.fixture
-def engine():
-    return EngineInMemory()
-
-
-@pytest.fixture
-def containers(clock, engine):
-    """With one whose start broke off."""
-    containers = containers_of(engine, clock)
-    with pytest.raises(DriverUnavailableError):
-        containers.start(make_spec(), may_pull=False)
-    return containers
-
-
-def containers_of(engine, clock):
-    options = DockerOptions(image="worker:1", broker_uri=BrokerUri.ENV, timeout=10.0)
-    return Containers(engine, options, IDENTITY, command=("x",), spec_hash="abc", uri_in_file=False, clock=clock)
-
-
-def state_of(containers):
-    [instance] = containers.instances(frozenset())
-    return instance.state, str(instance.exit)
-
-
-async def test_start_that_broke_off_is_over_at_once_but_that_of_another_leader_is_left_time(containers, clock, engine):
-    assert state_of(containers) == (InstanceState.EXITED, "ended (its start was interrupted)")
-    other = containers_of(engine, clock)
-    for seconds in (0.0, 29.0):
-        await clock.advance(seconds)
-        assert state_of(other)[0] is InstanceState.RUNNING
-        other.remove(InstanceId("id"))
-    await clock.advance(2.0)
-    assert state_of(other)[0] is InstanceState.EXITED
-    containers.remove(InstanceId("id"))
-    assert containers.instances(frozenset()) == []
-
-
-@pytest.mark.usefixtures("containers")
-def test_copy_of_a_container_is_not_a_worker_and_is_reported_once(engine, clock):
-    engine.made["copy"] = {**engine.made["id"], "Id": "copy", "Names": ["/copy"]}
-    containers = containers_of(engine, clock)
-    with capture_logs() as logs:
-        assert [[item.instance_id for item in containers.instances(frozenset())] for _ in range(2)] == [["id"]] * 2
-    assert [(entry["log_level"], entry["container"]) for entry in logs] == [("warning", "copy")]
-    assert containers.find(InstanceId("copy")) is None

@@ -16,7 +16,7 @@ from osrdyne.drivers.kubernetes.api import KubernetesError
 from osrdyne.drivers.kubernetes.check import check_cpu_request
 from osrdyne.drivers.kubernetes.manifests import Manifests
 from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
-from osrdyne.drivers.kubernetes.scaling import apply_autoscaler, has_keda, hpa_version, remove_autoscaler
+from osrdyne.drivers.kubernetes.scaling import apply_autoscaler, remove_autoscaler
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_harness import make_spec
 
@@ -29,22 +29,15 @@ MODES = {
 
 
 class WritingApi:
-    """Answers for what exists; refuses everything with `error` when that is set."""
+    """Has the present version of the autoscaler, and notes what is applied and deleted."""
 
-    def __init__(self, *versions, groups=("apps", "keda.sh")):
+    def __init__(self):
         self.calls = []
-        self.error = None
-        self._documents = {
-            "apis/autoscaling": {"versions": [{"version": version} for version in versions]},
-            "apis": {"groups": [{"name": group} for group in groups]},
-        }
 
     async def get_json(self, path):
-        return self._documents[path]
+        return {"apis/autoscaling": {"versions": [{"version": "v2"}]}}[path]
 
     async def apply(self, kind, manifest, *, manager, force):
-        if self.error is not None:
-            raise self.error
         self.calls.append(("apply", manifest["apiVersion"], manifest["kind"], manager, force))
 
     async def delete(self, kind, name):
@@ -70,34 +63,12 @@ async def apply(api, mode):
     ids=str,
 )
 async def test_exactly_what_was_made_is_removed(mode, made):
-    api = WritingApi("v2")
+    api = WritingApi()
     manager = await apply(api, mode)
     assert api.calls == [("apply", version, kind, manager, True) for version, kind in made]
     api.calls.clear()
     await remove_autoscaler(api, "the-name", mode)
     assert api.calls == [("delete", kind, "the-name") for _, kind in reversed(made)]
-
-
-async def test_errors_of_keda_s_objects_are_passed_on_and_an_unknown_kind_names_keda():
-    for code, marker in ((404, "KEDA"), (None, "away")):
-        api = WritingApi()
-        api.error = KubernetesError("away", code=code)
-        with pytest.raises(KubernetesError, match=marker) as refused:
-            await apply(api, Scaling.KEDA)
-        assert code is None or refused.value.is_final
-
-
-@pytest.mark.parametrize(
-    ("served", "found"),
-    [(("v1", "v2"), "v2"), (("v1", "v2beta1", "v2beta2"), "v2beta2"), (("v1",), "v1")],
-    ids=["present", "1.20", "v1 alone"],
-)
-async def test_best_version_of_the_autoscaler_is_used_and_the_presence_of_keda_checked(served, found):
-    api = WritingApi(*served)
-    manager = await apply(api, Scaling.HPA)
-    assert await hpa_version(api) == found
-    assert api.calls == [("apply", f"autoscaling/{found}", "HorizontalPodAutoscaler", manager, True)]
-    assert [await has_keda(one) for one in (api, WritingApi(groups=("apps",)))] == [True, False]
 
 
 def test_autoscaler_without_a_cpu_request_is_found_by_doctor():

@@ -2,15 +2,12 @@
 
 import asyncio
 import stat
-from types import SimpleNamespace
 
 import pytest
-from dbus_fast import Message, MessageType
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext, InstanceState
-from osrdyne.drivers.systemd import SystemdDriver, dbus
-from osrdyne.drivers.systemd.dbus import DbusConnection
+from osrdyne.drivers.systemd import SystemdDriver
 from osrdyne.drivers.systemd.options import SystemdOptions
 from osrdyne.drivers.systemd.records import EnvironmentFiles, Record
 from osrdyne.drivers.systemd.units import ActiveState
@@ -109,41 +106,6 @@ async def test_worker_whose_start_ends_during_a_listing_is_not_listed_as_ended(d
 
     units.after_states = let_it_run
     assert await driver.list_instances() == [await starting]
-
-
-class RefusingBus:
-    """A message bus without systemd."""
-
-    def __init__(self, *_, **__):
-        self.is_connected = True
-        self._disconnected = asyncio.get_running_loop().create_future()
-
-    async def connect(self):
-        pass
-
-    async def wait_for_disconnect(self):
-        await self._disconnected
-
-    def add_message_handler(self, handler):
-        pass
-
-    def disconnect(self):
-        self.is_connected = False
-        self._disconnected.set_result(None)
-
-    async def call(self, message):
-        if message.destination == "org.freedesktop.DBus":
-            return SimpleNamespace(message_type=MessageType.METHOD_RETURN, body=[])
-        unknown = "org.freedesktop.DBus.Error.ServiceUnknown"
-        return Message(message_type=MessageType.ERROR, error_name=unknown, reply_serial=1, signature="s", body=["no"])
-
-
-async def test_bus_without_systemd_counts_as_unavailable(monkeypatch):
-    buses = []
-    monkeypatch.setattr(dbus, "MessageBus", lambda *given, **named: buses.append(RefusingBus()) or buses[-1])
-    with pytest.raises(DriverUnavailableError, match="no"):
-        await DbusConnection.open(None, "osrdyne-worker@blue-")
-    assert [bus.is_connected for bus in buses] == [False]
 
 
 URI = "amqp://worker:secret@broker/"

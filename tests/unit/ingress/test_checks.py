@@ -6,8 +6,6 @@ import pytest
 
 from osrdyne.ingress.acceptance import TtlLimits, accept
 from osrdyne.ingress.checks import (
-    AGE_CHECK,
-    KEY_CHECK,
     REQUEST_CHECKS,
     DeliveryCheck,
     IngressChecks,
@@ -76,15 +74,6 @@ def test_check_of_a_delivery_learns_the_decision_unless_it_is_only_explained(ref
     assert log == [noted]
 
 
-def test_key_and_age_are_checked():
-    checks = IngressChecks([AGE_CHECK, KEY_CHECK])
-    late = sample_arrival("a", "", headers={}, body=None, app_id=None, timeout=1.0, now=1000.0)
-    refused = checks.refuse_request(late, now_ms=1_001_001)
-    assert checks.refuse_request(late, now_ms=1_001_000) is None
-    assert refused is not None
-    assert refused.status is Status.EXPIRED
-
-
 def test_explanation_shows_what_each_check_says_and_counts_nothing():
     log: list[str] = []
     checks = IngressChecks([request_check("size", log)], [delivery_check(lambda: None, log)])
@@ -92,13 +81,3 @@ def test_explanation_shows_what_each_check_says_and_counts_nothing():
     steps = {step.name: step.text for step in explanation.steps}
     assert (steps["size"], steps["circuit"]) == ("size passes", "the circuit of a is closed")
     assert (log, explanation.refused, len(explanation.deliveries)) == (["size"], None, 1)
-
-
-@pytest.mark.parametrize("stage", ["request", "delivery"])
-def test_explanation_ends_with_the_refusal_of_a_check(stage):
-    log: list[str] = []
-    of_requests = [request_check("quota", log, refuses=stage == "request"), request_check("size", log)]
-    checks = IngressChecks(of_requests, [delivery_check(lambda: Refusal(Status.CAPACITY, "no room"), log)])
-    explanation = explain(sample(), None, splitter=None, names=PoolNames("p"), limits=LIMITS, checks=checks)
-    assert (explanation.refused, explanation.deliveries) == (Status.CAPACITY, ())
-    assert explanation.steps[-1].name == "refusal"

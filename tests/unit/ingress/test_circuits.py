@@ -1,15 +1,12 @@
 """The circuit breaker: when it opens, what it lets through, how it recovers, and what a new leader knows.
 
 Samples, ratios, the order of groups and of probes, and changes of the configuration are compared with an independent
-model in random sequences, here and in `tests/component/ingress/test_circuit_sequences.py`.
+model in `tests/component/ingress/test_circuit_sequences.py`.
 """
 
 from dataclasses import replace
 
 import pytest
-from circuit_model import run_sequence
-from hypothesis import given
-from hypothesis import strategies as st
 
 from osrdyne.ingress.circuits import breaker as breaker_module
 from osrdyne.ingress.circuits.breaker import CircuitBreaker, PauseGroup, SendProbe, Verdict
@@ -110,8 +107,3 @@ def test_unreadable_state_is_refused_with_its_path(change, path):
     with pytest.raises(InvalidDocumentError) as caught:
         state_from_json(document)
     assert [problem.path for problem in caught.value.problems] == [path]
-
-
-@given(st.binary(max_size=200))
-def test_any_sequence_is_as_in_the_model(content):
-    run_sequence(content)

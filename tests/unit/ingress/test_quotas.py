@@ -301,11 +301,3 @@ class TestForecast:
                 world.send()
         by_history = world.quotas.usage(world.now).forecast.by_history
         assert by_history == pytest.approx(6 * 3600.0 + 450.0)  # in the middle of that quarter of an hour
-
-    def test_the_error_of_yesterdays_forecast_is_that_of_its_total(self):
-        world = World(pool={"messages_per_day": 100_000})
-        for _ in range(24 * 60):
-            world.send()
-            world.pass_time(60.0)
-        world.send()
-        assert world.quotas.usage(world.now).forecast.yesterdays_error == pytest.approx(0.0, abs=0.02)

@@ -93,13 +93,6 @@ class TestRules:
         for value in values:
             assert jump_hash(value, buckets + 1) in {jump_hash(value, buckets), buckets}
 
-    def test_of_4_to_5_buckets_about_a_fifth_of_the_entities_moves(self):
-        four, five = (splitter({"k": {"postfixFromHash": {"header": "h", "buckets": count}}}) for count in (4, 5))
-        entities = [arrival("k", h=f"entity {number}") for number in range(2000)]
-        before, after = keys(four, *entities), keys(five, *entities)
-        assert 0.15 < sum(one != other for one, other in zip(before, after, strict=True)) / 2000 < 0.25
-        assert min(after.count(f"k-{bucket}") for bucket in range(5)) > 300
-
     def test_key_is_data(self):
         rules = splitter({"(?s).*": {"postfixDelimiter": "", "postfixFromStatic": ["+"]}})
         assert keys(rules, *map(arrival, ODD_KEYS.values())) == [f"{key}+" for key in ODD_KEYS.values()]

@@ -7,8 +7,6 @@ from statistics import median
 
 import pytest
 import structlog
-from hypothesis import given
-from hypothesis import strategies as st
 
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.pool.state.queues.backlog import MAX_MARKS, ArrivalLog, PriorityBacklog, Waiting
@@ -128,15 +126,6 @@ async def test_lag_that_only_grows_is_logged_once():
     assert warned == ["a", None]  # the group, and the pool
 
 
-async def test_trend_after_one_listing_is_not_known_and_a_burst_that_is_served_is_no_growth():
-    world, found = World(), []
-    for waiting in (26, 92, 32):
-        await world.listing(a=waiting)
-        (lag,) = world.lags.current().groups
-        found.append((lag.slope, lag.drained_in))
-    assert (found[0], found[-1]) == ((None, None), (-1.0, 32.0))
-
-
 def trends(name: str, step: int) -> Iterator[tuple[float, int, float]]:
     """Time, backlog and change a minute of listings every 5 * `step` seconds of a recorded backlog, for each possible
     first listing; without the first listing of each backlog."""
@@ -184,11 +173,3 @@ def test_recorded_burst_has_its_true_trend_as_soon_as_it_falls_between_two_listi
             checked += 1
         before = listed
     assert checked > 4
-
-
-@given(st.floats(-50, 50), st.integers(0, 10_000), st.integers(2, 20))
-def test_a_straight_line_is_its_own_trend(slope, start, values):
-    trend = LineTrend(start, 0.0)
-    for number in range(1, values):
-        trend.add(start + slope * number, float(number))
-    assert trend.slope == pytest.approx(slope, abs=1e-6)

@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import tracemalloc
-from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.client.errors import (
     ConnectionLostError,
     PoolNotFoundError,
@@ -26,10 +24,8 @@ from osrdyne.client.errors import (
 from osrdyne.client.reply import Reply
 from osrdyne.protocol.statuses import Status
 from osrdyne.telemetry.simulator import MIN_EVENT_BYTES, MessageKind, SimulatedMessage, Simulation, simulate
-from osrdyne.telemetry.simulator_run import RunSummary, SimulatorRun, Times
+from osrdyne.telemetry.simulator_run import RunSummary, SimulatorRun
 from osrdyne.testing.clock import VirtualClock
-from osrdyne_sources.rabbit_stream.rows import to_batch
-from osrdyne_worker.pipelines.telemetry.events import parse
 
 START = 1_795_420_800_000
 FAULTS = {"late": 0.1, "out_of_order": 0.1, "clock_skew": 30.0, "duplicates": 0.1, "invalid": 0.1, "oversized": 0.05}
@@ -110,36 +106,6 @@ def test_sizes_are_exact_and_only_invalid_messages_are_not_json(simulation):
         assert sizes == expected
 
 
-def test_faults_do_not_change_other_messages_and_move_their_own():
-    without = replace(ALL_FAULTS, **dict.fromkeys(FAULTS, 0.0))
-    plain = {one.message_id: one for one in simulate(without)}
-    kinds: defaultdict[MessageKind, list[SimulatedMessage]] = defaultdict(list)
-    for one in simulate(replace(ALL_FAULTS, clock_skew=0.0, late_by=600.0)):
-        kinds[one.kind].append(one)
-    assert len(kinds[MessageKind.TELEMETRY]) > 300
-    assert all(plain[one.message_id].body == one.body for one in kinds[MessageKind.TELEMETRY])
-    late = [events_of(one)[-1]["ts"] - START - one.at_us // 1000 for one in kinds[MessageKind.LATE]]
-    assert -600_001 <= min(late) < -300_000
-    assert all(one.at_us > plain[one.message_id].at_us for one in kinds[MessageKind.OUT_OF_ORDER])
-
-
-def test_the_ingest_stores_what_is_valid_and_knows_the_rest():
-    messages = list(simulate(ALL_FAULTS))
-    headers = {"x-osrdyne-enqueued": START}
-    stream = [
-        StreamMessage(offset, "", "P-log-0", one.body, {**headers, "x-osrdyne-key": one.key})
-        for offset, one in enumerate(messages)
-    ]
-    parsed = parse(to_batch("P-log-0", stream), partition=0)
-    broken, large = ({one.message_id for one in messages if one.kind == kind} for kind in ("invalid", "oversized"))
-    valid = [one for one in messages if one.message_id not in broken]
-    oversized = sum(one.message_id in large for one in messages)
-    assert len(parsed.invalid) == len(messages) - len(valid) + oversized
-    assert len(parsed.events) == sum(one.events for one in valid) - oversized
-    assert parsed.events.column("kind").to_pylist().count("alarm") == sum(one.is_alarm for one in messages)
-    assert set(parsed.events.column("key").to_pylist()) == {ALL_FAULTS.key_of(device) for device in range(20)}
-
-
 def test_memory_does_not_grow_with_the_duration():
     messages = simulate(replace(ALL_FAULTS, duration=Fraction(10**9), invalid=0.0, oversized=0.0))
     used = []
@@ -206,14 +172,6 @@ async def test_messages_are_sent_at_their_times(clock, speed, interval):
     assert summary.seconds == pytest.approx(19 * interval)
 
 
-async def test_messages_wait_while_too_many_are_in_flight(clock):
-    log = Log(clock, delay=2.0)
-    summary = await (await started(clock, SimulatorRun(log.publish, clock=clock, in_flight=2), TWO_A_SECOND, 60))
-    # Two messages in two seconds: the last two of 20 are sent after 18 s, and were due after 9.
-    assert (log.most, summary.sent, summary.seconds) == (2, 20, pytest.approx(20.5))
-    assert summary.behind == pytest.approx(9.0)
-
-
 async def test_every_outcome_is_counted(clock):
     refusal = Reply(status=Status.QUOTA_EXCEEDED)
     answers: dict[int, Exception] = {
@@ -247,14 +205,3 @@ async def test_stop_waits_for_answers_and_a_missing_pool_ends_the_run(clock):
     with pytest.raises(PoolNotFoundError):
         await running
     assert len(log.arrived) == 5
-
-
-@given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=50), st.floats(0.01, 1))
-def test_percentiles_are_at_most_two_percent_too_high(durations, share):
-    times = Times()
-    for one in durations:
-        times.add(one)
-    exact = sorted(durations)[max(0, math.ceil(share * len(durations)) - 1)]
-    found = times.percentile(share)
-    assert found is not None
-    assert exact * 0.999999 <= found <= exact * 1.020001

@@ -1,4 +1,4 @@
-"""What other tests rely on: the virtual clock, the event loop of histories, the in-memory driver, tables of cases."""
+"""What other tests rely on: the event loop of histories, the in-memory driver, tables of cases."""
 
 import asyncio
 from contextlib import closing
@@ -13,27 +13,6 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_conformance import KEY, make_spec
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.loop import MemoryLoop
-
-
-async def test_advance_wakes_sleepers_in_order_of_their_time_and_loops_as_often_as_they_are_due():
-    clock = VirtualClock(monotonic=0)
-    woken: list[tuple[str, float]] = []
-
-    async def sleeper(name, seconds):
-        await clock.sleep(seconds)
-        woken.append((name, clock.monotonic()))
-
-    async def tick():
-        while True:
-            await sleeper("tick", 2.0)
-
-    async with asyncio.TaskGroup() as group:
-        for name, seconds in [("late", 5.0), ("early", 1.0), ("also early", 1.0)]:
-            group.create_task(sleeper(name, seconds))
-        ticks = asyncio.create_task(tick())
-        await clock.advance(5)
-        ticks.cancel()
-    assert woken == [("early", 1.0), ("also early", 1.0), ("tick", 2.0), ("tick", 4.0), ("late", 5.0)]
 
 
 async def work_of_three(clock: VirtualClock) -> list[str]:

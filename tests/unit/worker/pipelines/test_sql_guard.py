@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,95 +113,20 @@ def test_length_is_limited_and_long_rows_of_prefix_operators_are_no_crash(operat
 CATALYST = "org.apache.spark.sql.catalyst"
 
 
-@dataclass
-class Expression:
-    """An expression of a parsed plan, from which its description is made."""
-
-    kind: str
-    parts: tuple[Expression, ...] = ()
-    values: dict[str, Any] = field(default_factory=dict)
-
-
-def literal(value: object, kind: str, **values: Any) -> Expression:
-    return Expression("expressions.Literal", values={"value": value, "dataType": kind, **values})
-
-
-def column(name: str) -> Expression:
-    return Expression("analysis.UnresolvedAttribute", values={"nameParts": [name]})
-
-
-def call(name: str, *arguments: Expression) -> Expression:
-    return Expression("analysis.UnresolvedFunction", arguments, {"nameParts": [name]})
-
-
-def select(*columns: Expression, beside: str = "projectList", again: tuple[int, int] | None = None) -> str:
-    """The description of a SELECT without a table, as `PlanWalker.java` writes it. With `again`, the first of two items
-    has the other one as a further child."""
-
-    def item(kind: str, parent: int, path: str, **values: Any) -> dict[str, Any]:
-        plan = {"plan": True} if ".plans.logical." in f".{kind}." else {}
-        where = {"class": f"{CATALYST}.{kind}", "parent": parent, "field": path, "kind": "tree"}
-        return {**where, **plan, "values": values, "nulls": []}
-
-    found = [item("plans.logical.Project", -1, ""), item("plans.logical.OneRowRelation", 0, "child")]
-    pending = [(one, 0, f"{beside}.{place}") for place, one in enumerate(columns)]
-    while pending:
-        one, parent, path = pending.pop(0)
-        found.append(item(one.kind, parent, path, **one.values))
-        pending += [(part, len(found) - 1, f"children.{place}") for place, part in enumerate(one.parts)]
-    if again is not None:
-        holder, held = again
-        where = {"class": "", "parent": holder, "field": "again", "kind": "again"}
-        found.append({**where, "values": {"of": held}, "nulls": []})
-    return json.dumps(found)
-
-
-def test_refusal_names_value_limit_and_setting_and_the_limit_is_the_one_that_is_set():
-    plan = select(call("repeat", literal("x", "string"), literal(2_000_000_000, "int")))
-    with pytest.raises(LimitExceededError) as caught:
-        check_limits(plan, PlanLimits(), views={})
-    assert "2,000,000,000" in caught.value.message
-    assert caught.value.details() == {"setting": "max_constant_bytes", "limit": 16_777_216}
-    plan = select(call("space", literal(5_000, "int")))
+def test_limit_is_the_one_that_is_set():
+    nodes: list[tuple[str, int, str, dict[str, object]]] = [
+        ("plans.logical.Project", -1, "", {}),
+        ("plans.logical.OneRowRelation", 0, "child", {}),
+        ("analysis.UnresolvedFunction", 0, "projectList.0", {"nameParts": ["space"]}),
+        ("expressions.Literal", 2, "children.0", {"value": 5_000, "dataType": "int"}),
+    ]
+    fields = ("class", "parent", "field", "values")
+    common = {"kind": "tree", "nulls": []}
+    plan = json.dumps([dict(zip(fields, (f"{CATALYST}.{kind}", *rest), strict=True)) | common for kind, *rest in nodes])
     check_limits(plan, PlanLimits(), views={})
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(LimitExceededError) as caught:
         check_limits(plan, PlanLimits(max_constant_bytes=4_000), views={})
-
-
-def test_tree_of_any_depth_is_read():
-    deep = literal(1, "int")
-    for _ in range(2_000):
-        deep = Expression("expressions.Add", (deep, literal(1, "int")))
-    check_limits(select(deep), PlanLimits(), views={})
-    with pytest.raises(LimitExceededError, match="max_constant_bytes"):
-        check_limits(select(call("space", call("multiply", deep, literal(10_000, "int")))), PlanLimits(), views={})
-
-
-LARGE = literal(50_000, "int")
-NAMED = Expression("expressions.Alias", (call("space", LARGE),), {"name": "a, b"})
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        select(call("repeat", literal("xx", "string", bytes=50_000), LARGE)),
-        select(call("repeat", literal(None, "binary", bytes=50_000), LARGE)),
-        select(NAMED, call("repeat", column("a, b"), LARGE)),
-        select(call("space", LARGE), call("repeat", column("space(50000)"), LARGE)),
-        select(call("space", literal(2_000_000_000, "int")), beside="windowDefinitions.0.1"),
-    ],
-    ids=["cut text", "binary", "name with a comma", "name that Spark makes", "WINDOW clause"],
-)
-def test_constant_is_seen_wherever_the_plan_holds_it(plan):
-    with pytest.raises(LimitExceededError, match="max_constant_bytes"):
-        check_limits(plan, PlanLimits(), views={})
-
-
-def test_node_in_several_places_counts_in_each():
-    names, limits = [column(f"c{number}") for number in range(120)], PlanLimits(max_expression_nodes=200)
-    check_limits(select(call("array", *names), call("array")), limits, views={})
-    with pytest.raises(LimitExceededError, match="max_expression_nodes"):
-        check_limits(select(call("array", *names), call("array"), again=(3, 2)), limits, views={})
+    assert caught.value.details() == {"setting": "max_constant_bytes", "limit": 4_000}
 
 
 UNIONS = "select 1" + " union select 1" * 500

@@ -1,7 +1,6 @@
-"""What a worker takes of a cluster, when it gives up waiting for executors, and the command of an executor pod."""
+"""What a worker takes of a cluster, and when it gives up waiting for executors."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,10 @@ from osrdyne_worker.spark.cluster import (
     StarvationWatch,
     cluster_defaults,
     kubernetes_defaults,
-    own_work_directory,
     probe,
     read_master,
     refused_pods,
 )
-from osrdyne_worker.spark.executor import BACKEND, java_command
 from osrdyne_worker.spark.key_scheduling import master_of_keys
 from osrdyne_worker.spark.session import session_conf
 
@@ -84,23 +81,6 @@ def test_jobs_without_executors_for_the_limit_end_the_session():
     assert "spark://master:7077" in (watch.reason or "")
 
 
-def test_executors_of_a_local_cluster_write_below_the_worker(tmp_path, monkeypatch):
-    home, mine = tmp_path / "spark", tmp_path / "mine"
-    for name in ("bin", "jars", "work"):
-        (home / name).mkdir(parents=True)
-    mine.mkdir()
-    monkeypatch.setenv("SPARK_HOME", str(home))
-    with own_work_directory(mine, home):
-        assert os.environ["SPARK_HOME"] == str(mine)
-        links = {entry.name: entry.readlink() for entry in mine.iterdir()}
-        assert links == {name: home / name for name in ("bin", "jars")}
-    assert os.environ["SPARK_HOME"] == str(home)
-    monkeypatch.delenv("SPARK_HOME")
-    with own_work_directory(mine, home):  # again, for another JVM of the worker
-        assert os.environ["SPARK_HOME"] == str(mine)
-    assert "SPARK_HOME" not in os.environ
-
-
 REFUSED = (
     "io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: "
     "https://10.0.0.1/api/v1/namespaces/blue/pods. Message: {}. Received status: Status(apiVersion=v1)."
@@ -124,25 +104,7 @@ def test_refusal_of_executor_pods_is_found_in_the_output_of_spark_and_named_by_t
             probe(StoppedSession(), master, timeout=60, recent_output=lambda output=output: output)
 
 
-VARIABLES = {
-    **{"SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.7:7078", "SPARK_EXECUTOR_ID": "3"},
-    **{"SPARK_EXECUTOR_CORES": "1", "SPARK_EXECUTOR_MEMORY": "1024m", "SPARK_APPLICATION_ID": "spark-1"},
-    **{"SPARK_EXECUTOR_POD_IP": "10.0.0.8", "SPARK_EXECUTOR_POD_NAME": "exec-3", "SPARK_RESOURCE_PROFILE_ID": "0"},
-    **{f"SPARK_JAVA_OPT_{number}": f"-Doption={number}" for number in (10, 2, 0)},
-}
 POD = {"OSRDYNE_POD": "w", "OSRDYNE_POD_IP": "10.0.0.7", "OSRDYNE_NAMESPACE": "blue", "OSRDYNE_IMAGE": "worker:1"}
-
-
-def test_executor_gets_what_spark_has_written_into_its_pod():
-    command = java_command(VARIABLES, java="/java", jars=Path("/jars"))
-    assert command[:4] == ["/java", "-Doption=0", "-Doption=2", "-Doption=10"]
-    assert command[4:8] == ["-Xms1024m", "-Xmx1024m", "-cp", "/jars/*"]
-    assert command[8] == BACKEND
-    arguments = dict(zip(command[9::2], command[10::2], strict=True))
-    assert arguments["--driver-url"] == VARIABLES["SPARK_DRIVER_URL"]
-    assert (arguments["--podName"], arguments["--hostname"]) == ("exec-3", "10.0.0.8")
-    with pytest.raises(KeyError, match="SPARK_DRIVER_URL"):
-        java_command({"SPARK_EXECUTOR_MEMORY": "1g"}, java="/java", jars=Path("/jars"))
 
 
 def test_worker_in_a_pod_owns_its_executors(tmp_path):

@@ -88,16 +88,6 @@ def test_connections_that_cannot_be_accepted_end_the_stream(rows, monkeypatch):
     partitions.close()
 
 
-def test_partition_that_cannot_be_stored_ends_the_stream_with_the_reason(rows, tmp_path):
-    partitions = spooled(rows, **{"spark.local.dir": str(tmp_path / "missing")})
-    ours, theirs = socket.socketpair()
-    with ours:
-        partitions._store(theirs)
-        with pytest.raises(FileNotFoundError, match="missing"):
-            next(partitions.messages())
-    partitions.close()
-
-
 @pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), EOFError()])
 def test_jvm_that_ends_while_it_sends_rows_is_a_lost_jvm(monkeypatch, error):
     """The SQL pipeline answers an error of its files. A request whose JVM is lost must be requeued instead."""
