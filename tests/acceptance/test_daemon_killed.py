@@ -1,11 +1,20 @@
-"""kill -9 of the daemon at any time: no confirmed request is lost, workers go on, no key gets a second one."""
+"""kill -9 of the daemon at any time: no confirmed request is lost, workers go on, no key gets a second one.
+
+And of a process that many keys share.
+"""
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
-from daemon_process import DaemonProcess
+from daemon_process import WORKER, DaemonProcess, merged, until
 from durable_caller import DurableCaller, durable_caller
+
+from osrdyne.protocol.pooled import PROCESS_KEY
 
 KEYS = ("infra=42,timetable=24", "a", "b")
 Moment = Callable[[DaemonProcess, DurableCaller], Awaitable[object]]
@@ -58,34 +67,63 @@ async def test_while_no_daemon_runs_workers_answer_and_other_requests_expire(mak
     assert daemon.pids("other") == []
 
 
-ENDING = {"lifecycle": {"unbind_delay": "1s", "extra_lifetime": "100ms"}}
-STEPS: dict[str, dict[str, object]] = {
-    "request queue changed": {"step": "unbind"},
-    "worker stopping": {},
-    "worker ended": {},
+POOLED: dict[str, Any] = {
+    "driver": {"options": {"command": [WORKER, "workers.examples.echo:app"]}},
+    # The memory of the machine that runs the tests must not decide how many processes there are.
+    "worker": {"placement": "pooled", "pooled": {"spares": 0, "process_timeout": "20s", "max_memory_used": None}},
+    "lifecycle": {"start_attempts": 3, "max_concurrent_starts": 8},
 }
-"""What a daemon logs while a group ends, in this order; the steps between them are those of the component tests."""
 
 
-async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, object]) -> None:
-    """Kill the daemon at this step of the end of a group, with requests coming in, and start it again."""
+async def test_process_killed_under_load_loses_nothing(make_daemon, caller):
+    daemon, keys = make_daemon(**POOLED), [f"key {number}" for number in range(20)]
+    await daemon.start()
+    infos = await asyncio.gather(*map(caller.info, keys))
+    assert {info["pid"] for info in infos} == set(daemon.pids(PROCESS_KEY))
+    [process] = (await daemon.get("/v1/processes"))["processes"]
+    assert (process["state"], process["keys"]) == ("ready", sorted(keys))
+    for _ in range(3):
+        await asyncio.gather(*(caller.send(key, "/sleep", {"seconds": 0.5}) for key in keys for _ in range(2)))
+        before = daemon.pids(PROCESS_KEY)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda before=before: not set(before) & set(daemon.pids(PROCESS_KEY)), "the process is gone")
+    await caller.until_all_answered()
+    assert caller.statuses() == {"ok"}
+    assert (await daemon.get("/v1/poison"))["total"] == 0
+
+
+STEPS: dict[str, dict[str, dict[str, str]]] = {
+    "k": {"request queue changed": {"step": "unbind"}, "worker stopping": {}, "worker ended": {}},
+    PROCESS_KEY: {"worker is assigned": {}, "worker is released": {}},
+}
+"""What a daemon logs while a group ends, or its worker begins or ends in a process that it shares; the steps between
+them are those of the component tests."""
+
+
+async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, str], process: str) -> None:
+    """Kill the daemon at this step, with requests coming in, and start it again."""
     async with durable_caller(daemon.amqp_uri, daemon.pool) as caller:
         await daemon.start()
-        await caller.info("k")
-        async with daemon.watching_for_twins():
-            await daemon.until_event(event, **fields)
+        await caller.send("other")
+        await caller.send("k")
+        async with daemon.watching_for_twins() if process == "k" else nullcontext():
+            await daemon.until_event(event, key="k", **fields)
             daemon.kill()
-            for _ in range(3):
-                await caller.send("k")
+            for key in ("k", "k", "other", "new"):
+                await caller.send(key)
             await daemon.start()
             await caller.until_all_answered()
         assert caller.statuses() == {"ok"}, event
-        assert len(daemon.pids("k")) <= 1, event  # the group may have ended again
+        assert len(daemon.pids(process)) <= 1, event  # the group may have ended again
 
 
-async def test_daemons_killed_while_a_group_ends_lose_nothing(make_daemon, pool_id):
+@pytest.mark.parametrize("process", STEPS, ids=["dedicated", "pooled"])
+async def test_daemons_killed_at_steps_of_a_group_lose_nothing(make_daemon, pool_id, process):
     """Each step in a pool of its own, side by side."""
+    ending = {"lifecycle": {"unbind_delay": "1s", "extra_lifetime": "100ms"}}
+    settings = merged(POOLED if process == PROCESS_KEY else {}, ending)
     async with asyncio.TaskGroup() as group:
-        for number, (event, fields) in enumerate(STEPS.items()):
-            daemon = make_daemon(pool=f"{pool_id}_{number}", **ENDING)
-            group.create_task(kill_at(daemon, event, fields))
+        for number, (event, fields) in enumerate(STEPS[process].items()):
+            daemon = make_daemon(pool=f"{pool_id}_{number}", **settings)
+            group.create_task(kill_at(daemon, event, fields, process))

@@ -50,11 +50,6 @@ class Dev:
                 self.shown += output.decode(errors="replace")
         return self.shown
 
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
-
 
 @pytest.fixture
 def dev(request, home, tmp_path):
@@ -72,14 +67,12 @@ def dev(request, home, tmp_path):
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # ignored if the tests run with `nohup`
     )
     os.close(theirs)
-    started = Dev(process, ours)
-    yield started
+    yield Dev(process, ours)
     kill_processes_of(home)
     process.wait(PATIENCE)
-    started.close()
+    os.close(ours)
 
 
 async def osrdyne(dev: Dev, home: dict[str, str], *arguments: str) -> str:
@@ -117,29 +110,13 @@ async def test_interrupt_during_the_start_ends_it_at_once(dev, home):
     assert_nothing_left(dev, home)
 
 
-async def start_worker(dev: Dev, home: dict[str, str]) -> None:
+@pytest.mark.proves("workers/dev-killed")
+async def test_kill_leaves_no_worker(dev, home):
     await dev.until_shown("Ctrl-C stops everything")
     await osrdyne(dev, home, "call", "k", "/echo", "-d", "{}")
     assert any("osrdyne-worker" in " ".join(command) for command in commands_of(home))
-
-
-@pytest.mark.proves("workers/dev-killed")
-async def test_kill_leaves_no_worker(dev, home):
-    await start_worker(dev, home)
     dev.process.kill()
     await until(lambda: commands_of(home) == [], "RabbitMQ and the worker have ended")
-
-
-@pytest.mark.nightly
-async def test_terminal_that_is_closed_ends_the_workers_too(dev, home):
-    await start_worker(dev, home)
-    dev.close()
-    # The log line of its worker cannot be written.
-    await osrdyne(dev, home, "call", "after the terminal", "/echo", "-d", "{}")
-    dev.process.send_signal(signal.SIGHUP)  # as the kernel does for the terminal of a session
-    await asyncio.to_thread(dev.process.wait, PATIENCE)
-    assert dev.process.returncode == 0
-    assert_nothing_left(dev, home)
 
 
 @pytest.mark.parametrize("dev", [MINE], indirect=True, ids=["own application"])

@@ -9,7 +9,7 @@ import pytest
 from daemon_process import PATIENCE, DaemonProcess, until
 from durable_caller import DurableCaller
 
-from osrdyne.client import StartFailedError
+from osrdyne.client import StartFailedError, StartProgress
 from osrdyne.testing.keys import ODD_KEYS
 
 SETTINGS = {"worker": {"silence_timeout": "10s", "stop_grace": "1s"}, "lifecycle": {"max_concurrent_starts": 3}}
@@ -97,13 +97,18 @@ async def test_group_that_cannot_start_answers_and_recovers(shared_daemon, share
     assert len(shared_daemon.events("worker started", key="broken")) == 2
 
 
-@pytest.mark.nightly
 @pytest.mark.proves("reference-defects/3-one-busy-key")
 async def test_key_that_loads_slowly_delays_no_other(shared_daemon, shared_caller, gate):
+    """Its caller learns that it starts; one of a running key is answered before the client asks."""
     shared_daemon.set_faults({"slow": {"until": str(gate)}})
-    slow = await shared_caller.send("slow")
-    await shared_daemon.until_event("worker started", key="slow")
-    await asyncio.gather(*(shared_caller.info(f"key {number}") for number in range(4)))
-    gate.touch()
-    assert (await shared_caller.answer(slow)).status == "ok"
+    seen: list[StartProgress] = []
+    silent: list[StartProgress] = []
+    async with shared_daemon.client(default_timeout=PATIENCE) as client:
+        slow = asyncio.create_task(client.call("slow", "/info", on_starting=seen.append))
+        await until(lambda: seen and seen[-1].position == 0, "its caller learns that it starts")
+        await asyncio.gather(*(shared_caller.info(f"key {number}") for number in range(4)))
+        gate.touch()
+        assert (await slow).status == "ok"
+        await client.call("slow", "/info", on_starting=silent.append)
+    assert silent == []
     shared_daemon.set_faults({})

@@ -78,7 +78,7 @@ async def test_records_are_read_once_in_a_term_without_taking_them_out(clock, br
         assert len(broker.bodies(stack.names.audit_queue)) == 5
 
 
-@pytest.mark.proves("api/daemon-ends-between-change")
+@pytest.mark.proves("api/daemon-ends-between-change", "api/daemon-killed-middle-change")
 async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unknown_outcome(stack):
     await write(stack, change(stack.clock))
     await stack.kill()
