@@ -67,9 +67,9 @@ async def _measure() -> list[Round]:
 
 
 async def _bare() -> float:
-    """Seconds. The units read environment files, which are there before."""
+    """Seconds. The units read files of variables and their standard input from files, which are there before."""
     instances = [f"bare-{secrets.token_hex(4)}-{number}" for number in range(GROUPS)]
-    files = [FILES / f"{instance}.env" for instance in instances]
+    files = [FILES / f"{instance}{suffix}" for instance in instances for suffix in (".env", ".uri")]
     for file in files:
         file.touch(mode=0o600)
     units = [f"{TEMPLATE}@{instance}.service" for instance in instances]
