@@ -2,9 +2,6 @@
 
 import asyncio
 import gc
-import socket
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -197,14 +194,3 @@ async def test_cancelled_connect_leaves_no_socket(broker):
     with pytest.raises(asyncio.CancelledError):
         await connecting
     assert broker.is_closing()
-
-
-def test_refused_connection_prints_nothing_in_a_program_without_a_configuration_of_logging():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # nothing listens on it
-        uri = f"amqp://127.0.0.1:{unused.getsockname()[1]}/"
-        program = f"import asyncio; from osrdyne.amqp import *; asyncio.run(connect(ConnectionOptions('{uri}')))"
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.stdout == ""
-    assert ended.stderr.startswith("Traceback")
-    assert "BrokerUnavailableError" in ended.stderr.splitlines()[-1]

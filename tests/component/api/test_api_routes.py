@@ -320,23 +320,6 @@ async def test_text_of_the_document_is_read_and_errors_have_their_place(api):
     assert (await api.get("/v1/routes")).json()["current"] is None
 
 
-async def test_explanation_uses_the_properties_of_the_sample_and_names_what_is_undefined(api):
-    routes = {
-        "r": "FROM /* WHERE $body.t > 3 AND $userId = 'u' INTO $upstream",
-        "typed": "FROM /* WHERE level = '1' AND as_number(temperature) > 3 INTO $upstream",
-    }
-    await api.put("/v1/routes", json={"routes": routes}, params=ME)
-    sample = {"key": "k", "body": {"t": 4}, "system": {"userId": "u"}}
-    refused = [
-        (await api.post("/v1/explain", json=sample | given)).json()["refused"]
-        for given in ({}, {"content_type": "application/json"}, {"content_encoding": "utf-8"}, {"system": {}})
-    ]
-    assert refused == [None, "no-route", "no-route", "no-route"]
-    assert (await api.post("/v1/explain", json=sample | {"system": {"key": "x"}})).status_code == 422
-    explanation = (await api.post("/v1/explain", json=sample | {"headers": {"level": "1"}})).json()
-    assert "temperature" in explanation["routes"][1]["undefined"]
-
-
 async def test_request_of_any_key_and_with_half_of_a_surrogate_pair_is_explained_but_no_invalid_one(api):
     async def explain(text):
         answer = await api.post("/v1/explain", content=text, headers=JSON)

@@ -6,7 +6,7 @@ import pytest
 from aiormq.exceptions import ChannelAccessRefused
 
 from osrdyne.amqp import Connection, ConnectionOptions, Message
-from osrdyne.amqp.direct_reply_to import CONNECT_RETRY, PATIENCE, DirectReplies, GuardedChannel, guarded_channel
+from osrdyne.amqp.direct_reply_to import CONNECT_RETRY, PATIENCE, DirectReplies, guarded_channel
 from osrdyne.errors import (
     AddressRefusedError,
     BrokerAccessError,
@@ -84,21 +84,6 @@ async def test_answer_is_sent_again_when_its_connection_is_lost_before_or_while_
     assert (sending.done(), bench.received, len(bench.opened)) == (True, [b"1", b"2"], 5)
 
 
-async def test_only_the_first_answer_to_an_address_goes_by_itself(bench):
-    async def take_a_second(command):
-        if command == ("publish", CALLER, False):
-            await bench.clock.sleep(1.0)
-
-    bench.broker.hook = take_a_second
-    first, second = bench.send(b"1", b"2")
-    await bench.clock.advance(1.0)
-    assert (first.done(), second.done()) == (True, False)
-    await bench.clock.advance(1.0)
-    later = bench.send(*[b"later"] * 10)
-    await bench.clock.advance(1.0)
-    assert all(sent.done() for sent in (second, *later))
-
-
 async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench):
     await bench.direct.publish(Message(b"0"), CALLER)
 
@@ -138,24 +123,6 @@ async def test_address_that_becomes_invalid_is_refused_and_not_another_one_in_fl
     await bench.clock.advance(30.0)
     assert isinstance(invalid.exception(), AddressRefusedError)
     assert (first.exception(), bench.received) == (None, [b"x"])
-
-
-@pytest.mark.parametrize("opens", [True, False], ids=["being opened", "refused"])
-async def test_no_connection_is_open_after_the_end(bench, opens):
-    async def open_later():
-        connection = await bench.open()
-        await bench.clock.sleep(1.0)
-        return connection
-
-    direct = DirectReplies(open_later, clock=bench.clock)
-    bench.refusal = None if opens else BrokerUnavailableError("away")
-    sending = asyncio.create_task(direct.publish(Message(b"x"), CALLER))
-    await bench.clock.advance(0.5 if opens else 1.5)
-    await direct.close()
-    bench.refusal = None
-    await bench.clock.advance(30.0)
-    assert isinstance(sending.exception(), BrokerUnavailableError)
-    assert [connection.is_closed for connection in bench.opened] == [True] * opens
 
 
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")
@@ -206,16 +173,6 @@ async def test_question_for_an_address_does_no_harm(bench):
     assert len(bench.opened) == 2, "an absent caller costs no connection"
     assert await guarded.has_consumer(FORGED) is False
     assert not requests.is_closed
-
-
-async def test_only_answers_to_direct_addresses_leave_the_channel(bench):
-    connection = await bench.open()
-    bench.broker.declare_queue("replies", {})
-    guarded = GuardedChannel(await connection.channel(confirms=True), bench.direct)
-    await guarded.publish(Message(b"1"), exchange="", routing_key="replies")
-    assert (bench.broker.bodies("replies"), len(bench.opened)) == ([b"1"], 1)
-    await guarded.publish(Message(b"2"), exchange="", routing_key=CALLER)
-    assert (bench.received, len(bench.opened)) == ([b"2"], 2)
 
 
 @pytest.mark.parametrize(("version", "connections"), [("3.10.8", 2), ("4.2.1", 2), ("4.3.0", 1), ("4.10.0", 1)])

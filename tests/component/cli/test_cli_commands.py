@@ -7,8 +7,6 @@ import logging
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +14,6 @@ import pytest
 import structlog
 
 from osrdyne import __version__
-from osrdyne.cli import entry
 from osrdyne.cli.main import execute
 from osrdyne.errors import BrokerUnavailableError, OsrdyneError, PortTakenError
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -26,9 +23,6 @@ class Ran(NamedTuple):
     code: int
     out: str
     err: str
-
-
-Run = Callable[..., Ran]
 
 
 @pytest.fixture
@@ -369,22 +363,6 @@ def test_explain_of_a_routes_file_names_the_profile(run, daemon, stored):
     assert [word for word in ("'tpch/{x}'", "MaxQueueLength", "clamped") if word not in effective] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "unused"),
-    [
-        (["version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
-        (["routes", "eval", "--help"], {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.daemon.dev", "aiormq"}),
-        (["token", "list", "--help"], {"aiormq", "httpx", "fastapi"}),
-    ],
-)
-def test_command_imports_only_what_it_needs(arguments, unused):
-    """What a command does not use costs no time: `osrdyne version` answers at once."""
-    run = f"from osrdyne.cli.main import execute; assert execute({arguments}, debug=False) == 0"
-    code = f"import sys; {run}; print(sorted({unused} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("shell", "code", "error"),
@@ -398,19 +376,6 @@ def test_output_that_cannot_be_written_is_no_traceback(shell, code, error):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, error in done.stderr) == (code, True)
     assert done.stderr.count("\n") == (1 if error else 0)
-
-
-def test_interrupt_while_the_command_line_is_imported_prints_nothing(monkeypatch):
-    class Interrupted(MetaPathFinder):
-        def find_spec(self, name, path, target=None):
-            if name == "osrdyne.cli.main":
-                raise KeyboardInterrupt
-
-    monkeypatch.delitem(sys.modules, "osrdyne.cli.main")
-    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    with pytest.raises(SystemExit) as ended:
-        entry.main()
-    assert ended.value.code == 130
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A memory or disk alarm of RabbitMQ in the components of a daemon that does not lead."""
 
-import asyncio
 from unittest.mock import Mock, PropertyMock
 
 import pytest
@@ -32,20 +31,3 @@ async def test_leader_and_standby_name_an_alarm_as_long_as_it_lasts(clock, broke
                 monkeypatch.setattr(FakeConnection, "is_blocked", PropertyMock(return_value=blocked))
                 seen.append(alarms(one, clock))
             assert seen == [[], [(False, False)], []]
-
-
-@pytest.mark.proves("broker/memory-disk-alarm")
-async def test_daemon_that_an_alarm_keeps_from_connecting_is_not_ready(clock, broker, monkeypatch):
-    async def hold_publishes(command):
-        if command.name == "publish":
-            await asyncio.Event().wait()
-
-    broker.hook = hold_publishes
-    monkeypatch.setattr(FakeConnection, "is_blocked", PropertyMock(return_value=True))
-    session = LeaderSession(settings_for(), clock=clock, connect=connect_to(broker))
-    connecting = asyncio.create_task(session.__aenter__())
-    await clock.settle()
-    assert not connecting.done()
-    assert alarms(DaemonState(session=session), clock) == [(False, True)]
-    connecting.cancel()
-    await asyncio.wait({connecting})

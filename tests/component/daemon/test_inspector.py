@@ -1,17 +1,13 @@
 """What the daemon answers beside its work: the reload of a group's data on request, and `explain`."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
 from inspectors import inspector_of
-from managed_pool import REST, managing
 
 from osrdyne.daemon.inspector import MAX_RELOADS, DaemonInspector
 from osrdyne.errors import PoolConflictError
-from osrdyne.ingress import explain
-from osrdyne.ingress.requests import sample_arrival
 from osrdyne.pool.views import ReloadOutcome
 from osrdyne.protocol.activity import RELOADS_FIELD, Event
 from osrdyne.protocol.names import Key
@@ -69,21 +65,3 @@ async def test_number_of_reloads_that_are_waited_for_is_limited(stack, inspector
     waiting.append(asyncio.create_task(inspector.reload_group(A, timeout=30)))
     await stack.clock.advance(60.0)
     assert {one.outcome for task in waiting for one in await task} == {ReloadOutcome.UNKNOWN}
-
-
-async def test_thousands_of_routes_are_explained_in_a_thread(clock, broker, monkeypatch):
-    """A condition that is undefined is parsed once more, to name the part without a value."""
-    threads = set()
-
-    def undefined_part(text, sample):
-        threads.add(threading.current_thread().name)
-        return "level"
-
-    monkeypatch.setattr(explain, "undefined_part", undefined_part)
-    route = {"route": "FROM /messages/* WHERE level > 'a' INTO $upstream", "priority": 0}
-    async with managing(clock, broker, **{f"r{number}": route for number in range(200)}, rest=REST) as stack:
-        arrival = sample_arrival("k", "/p", headers={}, body=None, app_id=None, timeout=None, now=clock.time())
-        explanation = await inspector_of(stack, DaemonInspector).explain(arrival)
-    assert [one.name for one in explanation.routes if one.wins] == ["rest"]
-    assert [one.undefined for one in explanation.routes].count("level") == 200
-    assert threading.current_thread().name not in threads

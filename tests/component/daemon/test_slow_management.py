@@ -11,7 +11,7 @@ from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import LifecycleSettings, PoolSettings
 from osrdyne.errors import ManagementUnavailableError
 from osrdyne.testing.fakes.amqp import connect_to
-from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack, settings_for
+from osrdyne.testing.fakes.stack import POOL, Stack, make_stack, settings_for
 
 pytestmark = pytest.mark.proves("broker/management-api-fails")
 # Everything that is done at intervals is done within the minutes of a test.
@@ -68,17 +68,6 @@ async def test_no_call_that_fails_once_ends_the_term(clock, broker):
         await clock.advance(300.0)
         assert not stack.task.done()
     assert {"list_queues", "list_bindings", "get_policy", "put_policy", "get_global_parameter"} <= failed
-
-
-async def test_leader_goes_on_without_the_api(clock):
-    async with leading(clock, settings=SETTINGS) as stack:
-        await stack.publish("a", b"1")
-        await clock.advance(1.0)
-        stack.management.available = False
-        await clock.advance(600.0)
-        await stack.publish("b", b"2")
-        await clock.advance(1.0)
-        assert (stack.waiting("b"), stack.task.done()) == ([b"2"], False)
 
 
 async def unavailable() -> int | None:

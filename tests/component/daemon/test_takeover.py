@@ -1,13 +1,12 @@
 """What a new leader does first, where it finds many groups: a real leader in virtual time."""
 
-from osrdyne.config.models import LifecycleSettings
 from osrdyne.daemon.term import REPORTS_AT_ONCE
 from osrdyne.protocol.control import Command as ControlCommand
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import POOL, leading, settings_for
+from osrdyne.testing.fakes.stack import POOL, leading
 
 NAMES = PoolNames(POOL)
 SLOW = 20.0
@@ -43,25 +42,3 @@ async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(c
         await clock.advance(SLOW * len(FOUND))
         asked = [control_from_wire(body) for body in broker.bodies("ctl")]
         assert [one.command for one in asked if one is not None] == len(FOUND) * [ControlCommand.RESUME]
-
-
-async def test_new_key_is_planned_before_the_last_of_many_groups_that_were_found(clock, monkeypatch):
-    """Groups that need a worker again; their planning takes turns with everything else."""
-    monkeypatch.setattr("osrdyne.pool.workers.loop.PLANNED_AT_ONCE", 1)
-    broker, settings = FakeBroker(clock), settings_for(LifecycleSettings(max_concurrent_starts=1000, max_groups=1000))
-    found = [Key(f"found{number:03}") for number in range(300)]
-    async with leading(clock, broker=broker, settings=settings) as stack:
-        for key in found:
-            stack.require(key)
-        await clock.advance(1.0)
-        await stack.publish("new", b"1")
-        await clock.advance(1.0)
-        new = broker.queues.pop(NAMES.request_queue(Key("new")))
-        broker.queues[NAMES.orphan_queue].ready += new.ready
-        broker.exchanges[NAMES.requests_exchange].bindings.discard((new.name, "new"))
-    driver = FakeDriver(clock, pool=POOL)
-    async with leading(clock, broker=broker, driver=driver, settings=settings):
-        await clock.advance(1.0)
-    started = [call.key for call in driver.calls if call.method == "start"]
-    assert len(started) == len(found) + 1
-    assert started[-1] != "new"

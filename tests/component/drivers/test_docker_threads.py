@@ -1,10 +1,8 @@
 """The threads of the Docker driver with an engine that the test controls: shared pulls, events that break."""
 
 import asyncio
-import itertools
 import threading
 from queue import SimpleQueue
-from types import SimpleNamespace
 
 import pytest
 from docker.errors import APIError
@@ -107,19 +105,6 @@ async def test_pull_that_its_start_no_longer_waits_for_has_no_outcome(images):
     assert registry.pulls == 2
 
 
-async def test_close_waits_for_no_registry_that_has_fallen_silent(images):
-    registry = Registry()
-    pulling = images(registry)
-    waiting = asyncio.ensure_future(pulling.pull())
-    while registry.pulls == 0:
-        await asyncio.sleep(0)
-    pulling.close()
-    [thread] = [thread for thread in threading.enumerate() if thread.name == "docker-pull"]
-    assert thread.daemon
-    registry.go_on.set()
-    await waiting
-
-
 async def test_no_more_calls_than_the_limit_run_at_once_also_without_a_waiter():
     threads, go_on, begun = Threads("calls", limit=2), threading.Event(), []
 
@@ -136,21 +121,6 @@ async def test_no_more_calls_than_the_limit_run_at_once_also_without_a_waiter():
     go_on.set()
     await asyncio.gather(*calls[1:])
     assert len(begun) == 4
-
-
-async def test_thread_that_cannot_be_started_takes_no_place(monkeypatch):
-    threads = Threads("calls", limit=1)
-
-    def refuse(_thread):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            await threads.run(lambda: None)
-    async with asyncio.timeout(PATIENCE):
-        assert await threads.run(lambda: "done") == "done"
-    threads.join(0.0)
 
 
 async def test_driver_is_closed_although_its_engine_hangs(monkeypatch):
@@ -194,29 +164,6 @@ def notices_of(streams, count):
     for _ in range(count):
         notices.get(timeout=PATIENCE)
     reader.close()
-
-
-class Waits:
-    """In the place of the reader's event: notes how long it would wait, and is set after some waits."""
-
-    def __init__(self, count):
-        self.count, self.delays = count, []
-
-    def is_set(self):
-        return len(self.delays) >= self.count
-
-    def wait(self, delay):
-        self.delays.append(delay)
-
-
-@pytest.mark.parametrize(("lasts", "longest"), [(0.1, 10.0), (60.0, 0.2)], ids=["ends-at-once", "lasts"])
-def test_stream_that_ends_at_once_is_opened_ever_more_rarely(monkeypatch, lasts, longest):
-    times = itertools.count(step=lasts)
-    reader = EventReader(Streams(), [], lambda: None, clock=SimpleNamespace(monotonic=lambda: next(times)))
-    waits = Waits(10)
-    monkeypatch.setattr(reader, "_closed", waits)
-    reader._run()
-    assert max(waits.delays) == pytest.approx(longest, rel=0.1)
 
 
 @pytest.mark.parametrize(

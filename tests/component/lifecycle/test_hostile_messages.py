@@ -6,11 +6,10 @@ worker, on a broker in memory. `tests/integration/test_hostile_wire.py` sends so
 
 import asyncio
 import io
-import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,11 +22,9 @@ from pydantic import BaseModel
 from osrdyne.amqp import ConnectionOptions, Message
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.pool.views import PoisonQuery
-from osrdyne.processors.failures.dead_letters import Death, last_death
-from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.processors.failures.dead_letters import last_death
 from osrdyne.protocol.control import ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.clock import VirtualClock
@@ -316,30 +313,3 @@ def test_worker_is_unharmed_by_any_message(runner, log):
         assert [event for event in log if event.get("exc_info")] == []
 
     check()
-
-
-# --- the tests bite
-
-
-def naive_death(headers: Mapping[str, Any], names: PoolNames) -> Death | None:
-    return Death(Status(headers["x-death"][0]["reason"]), "pool-req-a") if "x-death" in headers else None
-
-
-def naive_report(*, routing_key: str, headers: Mapping[str, Any], body: bytes) -> ActivityReport | None:
-    return ActivityReport(routing_key, Event(headers["x-event"]), str(headers["x-worker-id"]), json.loads(body))
-
-
-@pytest.mark.parametrize(
-    ("target", "naive"),
-    [
-        ("requests.forwarding.hops_of", lambda request: request.headers.get(HOPS_HEADER, 0)),
-        ("failures.dead_letters.last_death", naive_death),
-        ("activity.report_from_wire", naive_report),
-    ],
-    ids=["hops", "reason", "report"],
-)
-def test_leader_that_believes_what_it_reads_is_found_out_and_goes_on(runner, log, monkeypatch, target, naive):
-    monkeypatch.setattr(f"osrdyne.processors.{target}", naive)
-    wrong = runner.run(suffer([hostile_message(number, keys=KEYS) for number in range(400)], log))
-    assert "tracebacks" in wrong
-    assert not wrong.keys() & {"good request not served", "left", "lost the lead"}

@@ -150,26 +150,6 @@ async def passively(channel: Channel, queue: str, *, delete: Deletion, **_: obje
     return refusal or DeleteOutcome.DELETED
 
 
-def by_old_listing(world: World) -> Callable[..., Awaitable[DeleteOutcome]]:
-    """Believes a listing of unknown age; this one is half a minute old."""
-
-    async def delete(_: Channel, queue: str, *, delete: Deletion, **__: object) -> DeleteOutcome:
-        if world.broker.queues[queue].total_at(world.clock.monotonic() - 30) > 0:
-            return DeleteOutcome.NOT_EMPTY
-        await delete()
-        return DeleteOutcome.DELETED
-
-    return delete
-
-
-async def by_draining(channel: Channel, queue: str, *, delete: Deletion, give_back: Any) -> DeleteOutcome:
-    while (delivery := await channel.get(queue)) is not None:
-        await give_back(delivery)
-        await delivery.ack()
-    await delete()
-    return DeleteOutcome.DELETED
-
-
 def copy_of(delivery: Delivery) -> Message:
     return delivery.to_message(headers=delivery.headers, expiration=None)
 
@@ -504,8 +484,6 @@ VARIANTS = [
     ),
     Variant("ev1_ready", worker_dies_unnoticed, BY_READY, LOST, [STOPBLIND]),
     Variant("ev2_passive", queue_unavailable_at_deletion, [(DELETE, passively)], LOST, [STOPBLIND]),
-    Variant("ev4_listing", no_worker_until_later, [(DELETE, Made(by_old_listing))], LOST, [STOPBLIND]),
-    Variant("ev6_drain", worker_dies_unnoticed, [(DELETE, by_draining)], LOST, [STOPBLIND]),
     Variant("retain", dead_letter_without_a_taker, [(PLAN_QUEUE, no_last_total)], LOST, [ALL_STOP]),
     Variant(
         "misslist",

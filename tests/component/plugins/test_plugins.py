@@ -86,16 +86,6 @@ def test_test_that_starts_a_process_without_the_fixture_fails(run):
     assert run(start.format("processes"), "--tier", "process").returncode == 0
 
 
-def test_tier_beyond_its_budget_fails_and_names_the_files_that_grew(run, tmp_path):
-    inner = "import durations\ndef test_it(): durations.calculation(1000)\n"
-    assert run(inner, "--tier", "test").returncode == 0
-    shrunk = "import durations\ndurations.BUDGETS['test'] = 0.0\n"
-    (tmp_path / "conftest.py").write_text(shrunk)
-    result = run(inner, "--tier", "test")
-    assert result.returncode == 1
-    assert "tests/test_grown.py" in result.stdout.partition("What grew most:")[2]
-
-
 def test_all_targets_share_one_budget_of_second_runs(run, tmp_path):
     names = tmp_path / "reruns.txt"
     flaky = """

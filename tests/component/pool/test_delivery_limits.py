@@ -1,6 +1,5 @@
 """MaxDequeueRetries and MaxConcurrentReaders in the pool: a real leader in virtual time."""
 
-import asyncio
 import json
 
 import pytest
@@ -85,32 +84,6 @@ async def test_management_that_fails_is_asked_again_and_a_policy_that_was_delete
     del broker.policies[POLICY]
     await clock.advance(2 * delivery_limits.RELIST_INTERVAL)
     assert limits(broker)[POLICY] == 1
-
-
-@pytest.mark.parametrize("change", ["policy", "queue"])
-async def test_change_while_a_policy_is_written_counts(clock, broker, monkeypatch, change):
-    written = asyncio.Event()
-    async with managing(clock, broker) as stack:
-        put = stack.management.put_policy
-
-        async def put_slowly(policy):
-            await put(policy)
-            if policy.name == POLICY:
-                await written.wait()
-
-        await limit(stack, MaxDequeueRetries=2)
-        monkeypatch.setattr(stack.management, "put_policy", put_slowly)
-        await start(stack, "a")
-        assert limits(broker)[POLICY] == 1
-        if change == "policy":
-            await limit(stack, MaxDequeueRetries=7)
-        else:
-            stack.retire(Key("a"))
-            await clock.advance(60.0)
-            assert not stack.has_queue("a")
-        written.set()
-        await clock.advance(1.0)
-        assert limits(broker).get(POLICY) == (6 if change == "policy" else None)
 
 
 @pytest.mark.proves("managed/more-200-keys-delivery")

@@ -638,19 +638,6 @@ class TestMemoryPressure:
             first.use(of_b.worker_id, in_flight=1)
             assert await shortages() == [("cgroup 1", [A])]
 
-    async def test_least_loaded_process_of_a_short_host_is_replaced(self, clock):
-        with world_of(clock, replace(RULES, keys_per_process=2)) as world:
-            instances = {key: await world.start(key) for key in (A, B, C)}
-            for one in world.network.processes.values():
-                one.set_memory_limit(0.9)
-            await clock.advance(1.0)
-            assert world.driver.replace_one("host played")
-            assert [key for key, one in (await world.listed()).items() if one.retiring] == [C]
-            assert [shortage.is_relieved for shortage in world.driver.shortages()] == [True]
-            await world.end(instances[C])
-            await clock.advance(5.0)
-            assert not world.driver.replace_one("host played"), "its successor would come to the same host"
-
     async def test_old_process_alone_in_its_cgroup_is_replaced(self, world, clock):
         process = world.process_of(await world.start(A))
         process.set_memory_limit(0.9, scope="cgroup 1")
@@ -704,22 +691,6 @@ class TestProfiles:
             for key in (A, B):
                 await world.within(10.0, await begin_big(world, key))
             assert running_hashes(world) == sorted([own, big, big])
-
-    @pytest.mark.parametrize("busy", [False, True])
-    @pytest.mark.proves("pooled/max-processes-processes-run")
-    async def test_idle_process_may_be_vacated_for_a_key_that_is_placed_alone(self, clock, busy):
-        with world_of(clock, replace(RULES, max_processes=2, keys_per_process=1)) as world:
-            of_a, of_b = await world.start(A), await world.start(B)
-            assert world.driver.vacatable() == []
-            world.driver.deaths.blame(C)
-            task = world.begin(C)
-            await clock.advance(1.0)
-            world.process_of(of_b).use(of_b.worker_id, in_flight=int(busy))
-            await clock.advance(1.0)
-            keys = [[worker.key for worker in workers] for workers in world.driver.vacatable()]
-            assert keys == ([[A]] if busy else [[A], [B]])
-            await world.stop(of_a)
-            assert world.process_of(await done(task)) is world.process_of(of_a)
 
     @pytest.mark.proves("pooled/processes-one-profile-start")
     async def test_processes_that_do_not_start_fail_the_workers_of_their_settings_only(self, clock):

@@ -428,14 +428,3 @@ async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(p
         assert len(driver.workers_of(B)) == 1
         with pytest.raises(InvalidDocumentError, match=r"profiles\.0"):
             await change(stack, *profiles)
-
-
-async def test_groups_that_wait_get_the_room_that_a_change_of_profiles_makes(processes):
-    processes.settings = pooled_settings(max_processes=1, keys_per_process=1)
-    async with led(processes) as stack:
-        await require(stack, A)
-        stack.pin(A)
-        await require(stack, B)
-        assert stack.waits_for(B) == "max_groups"
-        await ended(stack, change(stack, {"match": "b", "placement": "dedicated"}))
-        assert (len(processes.alone(B)), len(processes.running(A))) == (1, 1)

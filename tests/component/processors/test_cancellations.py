@@ -1,19 +1,13 @@
 """Cancels of clients: those that the leader keeps for requests that wait, and those that it sends to workers."""
 
-import asyncio
-import json
-import threading
-from types import SimpleNamespace
-
 import managed_pool
 import pytest
 from broker_steps import refuse
-from managed_pool import REST, change, heard, listen, managing, send, waiting
+from managed_pool import REST, change, heard, listen, send, waiting
 from replies import REPLIES, answers
 from test_retry_queues import PLAIN, fail, time_out
 
 from osrdyne.errors import PublishRefusedError
-from osrdyne.ingress.conditions import samples
 from osrdyne.processors.requests.cancellations import MAX_KEPT, KeptCancels, RequestName
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
@@ -62,35 +56,6 @@ async def test_later_worker_is_notified_once(stack, clock):
     await report(stack)
     await report(stack)
     assert cancelled(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
-
-
-async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(clock, broker, monkeypatch):
-    """A large body is parsed in a thread."""
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def loads(text, **options):
-        has_begun.set()
-        may_end.wait(120)
-        return json.loads(text)
-
-    monkeypatch.setattr(samples, "json", SimpleNamespace(loads=loads))
-    by_body = {**PLAIN, "route": "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"}
-    async with managing(clock, broker, plain=by_body) as stack:
-        body = b'{"level": "alert", "more": "%s"}' % (b"x" * 100_000)
-        json_type = {"content_type": "application/json", "content_encoding": "utf-8"}
-        await stack.publish("a", body, reply_to=REPLIES, correlation_id="c", **json_type)
-        async with asyncio.timeout(120):
-            while not has_begun.is_set():
-                await clock.settle()
-                await asyncio.sleep(0.001)
-            await cancel(stack)
-            may_end.set()
-            while not waiting(stack, None):
-                await clock.settle()
-                await asyncio.sleep(0.001)
-        listen_as_worker(stack)
-        await report(stack)
-        assert [one["correlation_id"] for one in cancelled(stack)] == ["c"]
 
 
 @pytest.mark.parametrize(("route", "key"), [(PLAIN, "b"), (REST, "a")], ids=["another group", "no retries"])

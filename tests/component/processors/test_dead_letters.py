@@ -4,7 +4,7 @@ import pytest
 from broker_steps import hold, note, refuse
 from hypothesis import given
 from hypothesis import strategies as st
-from managed_pool import publish_to, send
+from managed_pool import publish_to
 from replies import REPLIES, answers, died
 
 from osrdyne.amqp import Message
@@ -12,7 +12,7 @@ from osrdyne.broker.topology.policies import MAX_RETURNS
 from osrdyne.errors import PublishRefusedError
 from osrdyne.processors.failures.dead_letters import last_death
 from osrdyne.protocol.messages import ROUTE_HEADER
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.stack import Stack, leading
@@ -42,17 +42,6 @@ async def test_caller_receives_the_first_reason(stack, broker, reason):
     assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
     labels = {"reason": reason, "route": "alerts", "priority": "3"}
     assert stack.metrics.registry.get_sample_value("osrdyne_dead_letters_total", labels) == 1.0
-
-
-async def test_reply_names_the_wait_for_room_in_which_a_request_expired(stack, broker):
-    for key in ("1", "2", "3", "4"):  # as many as start at once
-        stack.require(Key(key))
-    await stack.clock.settle()
-    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
-    broker.expire("pool-req-a")
-    await stack.clock.settle()
-    assert answers(broker) == [("c", "expired")]
-    assert "max_concurrent_starts" in str(broker.queues[REPLIES].ready[0].message.headers["x-status-detail"])
 
 
 @pytest.mark.proves("reference-defects/2-dead-letters-were")

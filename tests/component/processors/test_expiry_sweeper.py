@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import count
-from typing import cast
 
 import pytest
 from broker_steps import kill_within, refuse
@@ -12,14 +11,11 @@ from managed_pool import change, managed, publish_to, send
 from replies import REPLIES, answers, broker_with_replies
 from test_retry_queues import PLAIN, fail, time_out
 
-from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.config.models import RequestSettings
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError
 from osrdyne.pool.routing.retries import POLL_INTERVAL
 from osrdyne.processors.expiry import sweeper
-from osrdyne.processors.expiry.plan import TakenRequest, copy_of
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, ActivityReport, Event
-from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, STATUS_HEADER
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
@@ -131,19 +127,6 @@ async def test_copies_are_marked_carry_failed_deliveries_and_are_acknowledged_in
     assert all(one[DUPLICATE_HEADER] is True for one in headers)
 
 
-def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline():
-    """It has lost its hops on the way, and its caller said when it was published."""
-    now_ms, deadline_ms = 400_000, 500_000
-
-    def received(message):
-        return Delivery(cast(Channel, None), 1, "x", "k", False, b"", message.properties())
-
-    sent = Message(headers={DEADLINE_HEADER: deadline_ms}, timestamp=datetime.fromtimestamp(0, UTC))
-    held = TakenRequest(received(sent), received(sent).to_request(now_ms=now_ms))
-    copy = received(copy_of(held, now_ms=now_ms))
-    assert copy.to_request(now_ms=now_ms).deadline_ms == deadline_ms
-
-
 async def test_request_that_failed_too_often_in_all_becomes_poison(clock, broker):
     async with managing(clock, broker, delivery_limit=4) as stack:
         for round_ in range(2):
@@ -191,20 +174,6 @@ async def test_queue_without_a_leader_is_not_taken_for_swept(stack, broker):
     broker.set_running(QUEUE, True)
     await stack.clock.advance(CLEANED)
     assert (cancelled, waiting(stack)) == (0, ["1", "2"])
-
-
-async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(stack, broker):
-
-    async def stop(command):
-        if command == Command("consume", QUEUE, done=True):
-            stack.stop.requested.set()
-            await stack.clock.sleep(1.0)
-
-    await publish(stack, "1", "x1", "2")
-    broker.hook = stop
-    await stack.clock.advance(CLEANED)
-    assert stack.task.done()
-    assert [(one.message.body, one.returns) for one in broker.queues[QUEUE].ready] == [(b"1", 0), (b"2", 0)]
 
 
 async def test_queue_that_is_too_long_is_left_alone(stack, monkeypatch):

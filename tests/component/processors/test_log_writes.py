@@ -197,19 +197,6 @@ async def test_message_is_in_the_log_although_its_group_has_no_room(clock, broke
         assert (logged(broker), stack.orphans()) == ([b"a", b"b"], [])
 
 
-@pytest.mark.proves("telemetry/request-group-log-group")
-async def test_message_is_in_the_log_although_it_may_start_no_group(stack, broker):
-    await change(stack, hot=HOT, log=LOG)
-    for level in ("alert", "normal"):
-        headers = {"x-no-activate": True, "level": level}
-        await send(stack, "a", level.encode(), reply_to=REPLIES, correlation_id=level, headers=headers)
-    assert answers(broker) == [("alert", "not-running"), ("normal", "ok")]
-    assert (logged(broker), stack.orphans(), stack.running("a")) == ([b"alert", b"normal"], [], 0)
-    await stack.publish("a", b"starts", headers={"level": "alert"})
-    await send(stack, "a", b"up", headers={"x-no-activate": True, "level": "alert"})
-    assert (logged(broker)[2:], waiting(stack, None)) == ([b"starts", b"up"], [b"starts", b"up"])
-
-
 @pytest.mark.proves("telemetry/route-names-log-pool")
 async def test_route_to_a_log_that_the_pool_does_not_have_is_refused_and_a_kept_one_its_requests(stack):
     with pytest.raises(InvalidDocumentError, match="plant"):

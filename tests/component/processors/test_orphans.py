@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 from broker_steps import hold, kill_within, refuse
-from managed_pool import REST, managing, publish_to, send
-from managed_pool import waiting as pool_waiting
+from managed_pool import publish_to, send
 from replies import REPLIES, answers, died
 
 from osrdyne.amqp import Delivery, Message
-from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
+from osrdyne.amqp.direct_reply_to import PUBLISH_ATTEMPTS
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, QueueFullError
 from osrdyne.ingress.requests import Arrival
@@ -20,7 +19,7 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection
+from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
@@ -239,23 +238,6 @@ async def test_answers_beyond_the_limit_are_dropped_soon(stack, clock, monkeypat
     assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 3.0
 
 
-@pytest.mark.proves("broker/rabbitmq-4-3-refuses")
-async def test_refused_connection_for_answers_is_no_end(clock, monkeypatch):
-    monkeypatch.setattr(FakeConnection, "server_version", "3.10.8")
-
-    async def refuse_connection(command):
-        if command.name == "connect" and "replies" in command.target:
-            raise BrokerAccessError("user limit is reached")
-
-    async with leading(clock) as stack:
-        stack.broker.hook = refuse_connection
-        await stack.publish("\udcff", reply_to=f"{DIRECT_REPLY_TO}x")
-        await stack.publish("a", b"1")
-        await clock.advance(2 * PATIENCE)
-        assert (stack.waiting("a"), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
-        assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
-
-
 async def test_stop_finishes_what_was_taken_and_leaves_the_rest(stack, broker):
     """A graceful end: consumers first, then what they have taken, then the loops; workers go on."""
     allowed = hold(broker, ("bind", "pool-req-a", False))
@@ -339,14 +321,3 @@ async def test_returned_request_whose_queue_is_intact_is_forwarded_after_one_che
     assert stack.broker.count("look_up", "pool-req-a") == looked_up + 1
     assert stack.broker.count("bind", "pool-req-a") == 1
     assert repairs(stack, "request_queue") == repairs(stack, "request_binding") == 0.0
-
-
-async def test_deleted_priority_queue_of_a_returned_request_is_declared_again(clock):
-    broker = FakeBroker(clock)
-    async with managing(clock, broker, all={"route": REST, "priority": 3}) as stack:
-        await stack.publish("a", b"0")
-        await clock.advance(1.0)
-        broker.delete_queue("pool-req-a_Pri3")
-        await send(stack, "a", b"1")
-        assert (pool_waiting(stack, 3), repairs(stack, "request_queue")) == ([b"1"], 1.0)
-        assert not stack.task.done()

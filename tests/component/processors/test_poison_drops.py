@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 import structlog
-from managed_pool import managing, send
+from managed_pool import send
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Connection, Delivery, Message
@@ -19,7 +19,7 @@ from osrdyne.processors.failures import poison_drop
 from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection, connect_to
+from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.context import make_context
 from osrdyne.testing.fakes.stack import Stack
@@ -162,21 +162,3 @@ async def test_copies_that_wait_are_bounded(clock, broker, monkeypatch, name, li
         assert endpoint.outcome("dropped") == 7.0
         await clock.settle()
         assert endpoint.outcome("sent") == 3.0
-
-
-async def test_connection_for_copies_is_opened_again_when_it_was_lost(clock, broker):
-    connections: list[FakeConnection] = []
-    connect = connect_to(broker, connections)
-
-    async with managing(clock, broker) as stack:
-        drops = PoisonDrops(
-            make_context(pool="pool", clock=clock),
-            drop_of=lambda key: parse_poison_drop("amqp:/queues/failed"),
-            connect=lambda: connect(stack.connections[0].options),
-        )
-        running = asyncio.ensure_future(drops.run())
-        for _ in range(2):
-            await submit(clock, drops, broker)
-            connections[-1].cut()
-        running.cancel()
-    assert (len(connections), len(broker.bodies("failed"))) == (2, 2)

@@ -2,18 +2,14 @@
 
 import asyncio
 import json
-import threading
 
 import pytest
 from broker_steps import kill_within
 from managed_pool import publish_to
 
-from osrdyne.amqp import Message
 from osrdyne.config.models import RequestSettings
 from osrdyne.pool.views import PoisonQuery
-from osrdyne.processors.poison import reader
 from osrdyne.processors.poison.evidence import PATIENCE
-from osrdyne.processors.poison.reader import Reading
 from osrdyne.protocol.activity import Event, fingerprint
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import PoisonRecord
@@ -119,34 +115,6 @@ async def test_request_whose_workers_others_ended_is_put_back_and_never_without_
     assert (entry.deaths, deliveries) == ((), 2 * LIMIT)
 
 
-@pytest.mark.proves("workers/process-of-others-ends")
-async def test_five_kills_of_all_workers_make_no_harmless_request_poison(clock, broker):
-    """Twenty keys in one process, with four requests each, of which one runs."""
-    keys = [f"k{number}" for number in range(20)]
-    settings = settings_for()
-    settings = settings.model_copy(
-        update={"lifecycle": settings.lifecycle.model_copy(update={"max_concurrent_starts": 20})}
-    )
-    async with leading(clock, broker=broker, settings=settings) as stack:
-        for key in keys:
-            for number in range(4):
-                await stack.publish(key, b"%d" % number)
-        for _ in range(5):
-            await clock.advance(60)
-            channels = [FakeChannel(broker) for _ in keys]
-            for key, channel in zip(keys, channels, strict=True):
-                await channel.consume(f"pool-req-{key}", prefetch=4)
-                await stack.report(key, Event.READY)
-                await stack.report(key, Event.BUSY, in_flight=4, requests=["deadly"])
-            for key, channel in zip(keys, channels, strict=True):
-                stack.driver.exit_instance(stack.driver.workers_of(Key(key))[0].instance.instance_id, signal="SIGKILL")
-                await channel.close()
-        await clock.advance(60)
-        assert (broker.bodies("pool-poison"), broker.bodies("pool-dl")) == ([], [])
-        assert [sorted(stack.waiting(key)) for key in keys] == [[b"0", b"1", b"2", b"3"]] * 20
-        assert stack.metrics.registry.get_sample_value("osrdyne_put_back_total") == 80.0
-
-
 @pytest.mark.parametrize("at", ["before the copy", "after the copy"])
 @pytest.mark.proves("workers/process-of-others-ends")
 async def test_leader_that_dies_while_it_puts_a_request_back_loses_nothing(clock, broker, at):
@@ -179,28 +147,3 @@ async def test_readings_at_once_all_see_everything(direct):
     pages = await asyncio.gather(*(direct.term.processors.poison.page(query) for _ in range(3)))
     assert [len(page.entries) for page in pages] == [3, 3, 3]
     assert pages[0] == pages[1] == pages[2]
-
-
-async def test_digests_of_large_bodies_are_made_in_threads(broker, monkeypatch):
-    """A reading has up to ten thousand bodies of any size, and several of them may have arrived at once."""
-    threads: dict[int, str] = {}
-
-    def entry_id(delivery):
-        threads[len(delivery.body)] = threading.current_thread().name
-        return "same"
-
-    monkeypatch.setattr(reader, "entry_id", entry_id)
-    broker.declare_queue("p-poison", {})
-    channel = FakeChannel(broker)
-    for size in (10, 100_000):
-        await channel.publish(Message(body=b"x" * size), exchange="", routing_key="p-poison")
-
-    async def never(delivery):
-        return False
-
-    reading = Reading(channel, "p-poison", never, is_forged=lambda delivery: False)
-    reading.expect(2)
-    assert [record.id async for record, _ in reading] == ["same", "same.2"]
-    here = threading.current_thread().name
-    assert {size: thread == here for size, thread in threads.items()} == {10: True, 100_000: False}
-    await reading.requeue()

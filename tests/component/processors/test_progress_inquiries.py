@@ -1,14 +1,11 @@
 """Inquiries about starting keys: a real leader on a broker and a driver in memory, in virtual time."""
 
-from unittest.mock import patch
-
 import pytest
 from managed_pool import ALERTS, REST, change, managed, publish_to
 from replies import REPLIES
 
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.errors import StartFailedError
-from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import PROGRESS_HEADER
 from osrdyne.protocol.progress import StartProgress, not_starting
@@ -114,21 +111,6 @@ async def test_key_that_waits_for_a_group_to_end_learns_its_place(clock, broker)
         ]  # fmt: skip
 
 
-async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock, broker):
-    async with leading(clock, broker=broker, settings=one_at_a_time()) as first:
-        await require(first, "a", "b")
-        await becomes_ready(first, "a")
-        assert (await ask(first, "b")) is not None
-        await inquire(first, "b")
-        await first.kill()
-        driver = first.driver
-    broker.queues[REPLIES].ready.clear()
-    async with leading(clock, broker=broker, driver=driver, settings=one_at_a_time()) as second:
-        await second.report("a", Event.READY, cold_start=PARTS, generation=[1, 1])
-        [start] = await starting(second, "b")
-        assert (start.position, start.eta_s is not None and 0 <= start.eta_s <= 10) == (0, True)
-
-
 @pytest.mark.proves("requests/leader-killed-callers-wait")
 @pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "before the acknowledgement"])
 async def test_leader_killed_while_it_answers_costs_one_answer(clock, broker, answered):
@@ -181,16 +163,3 @@ async def test_any_key_is_answered_at_any_address_but_the_queues_of_the_pool(dir
     queues = (REPLIES, direct.names.progress_queue, direct.names.dead_letter_queue)
     assert [direct.broker.bodies(queue) for queue in queues] == [answered, [], []]
     assert not direct.task.done()
-
-
-async def test_thousands_of_inquiries_compute_the_order_once(clock, broker):
-    with patch.object(
-        WorkerGroupsLoop, "start_queue", autospec=True, side_effect=WorkerGroupsLoop.start_queue
-    ) as computed:
-        async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
-            await require(stack, "a", "b")
-            await clock.advance(1)
-            before = computed.call_count
-            for _ in range(1_000):
-                await inquire(stack, "b")
-            assert (len(broker.bodies(REPLIES)), computed.call_count - before) == (1_000, 1)

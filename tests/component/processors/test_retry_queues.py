@@ -150,17 +150,6 @@ async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack, br
     assert broker.bodies(NAMES.poison_queue) == [b"1"]
 
 
-async def test_pool_that_becomes_a_direct_one_serves_what_waits(clock, broker):
-    """Its queue gets nothing from the wait until it is bound again."""
-    async with managing(clock, broker, plain=PLAIN) as stack:
-        await send(stack, "a", b"1")
-        await fail(stack)
-    async with leading(clock, broker=broker) as stack:
-        assert broker.route(NAMES.retried_exchange, "a", {CLASS_HEADER: "default"}) == [NAMES.orphan_queue]
-        await time_out(stack)
-        assert stack.waiting("a") == [b"1"]
-
-
 async def test_new_delays_have_a_persisted_queue_when_the_change_is_reported(stack, broker):
     """Decision 0020: it is persisted before it is bound."""
     new = NAMES.retry_queue(300_000)

@@ -9,7 +9,6 @@ from managed_pool import send
 
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.errors import StartFailedError
-from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
@@ -64,14 +63,6 @@ async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_o
     await stack.clock.advance(15.0)
     await ask(stack)
     assert (len(answers(stack.broker)), stack.running("a"), len(stack.waiting("a"))) == (2, 1, 1)
-
-
-async def test_error_after_the_answer_rejects_no_request(stack, monkeypatch):
-    monkeypatch.setattr(ActiveCircuits, "counts", True)
-    monkeypatch.setattr("osrdyne.processors.failures.start_failures.fingerprint_of", lambda _: 1 / 0)
-    for _ in range(2):
-        await ask(stack)
-    assert (statuses(stack.broker), stack.waiting("a"), stack.task.done()) == (["start-failed"] * 2, [], False)
 
 
 async def test_group_that_fails_again_answers_the_request_it_put_back(clock, broker):
