@@ -149,14 +149,6 @@ def test_paused_start_is_in_the_pods_of_the_group_and_does_not_count_as_other_se
     assert annotations == [annotations[0]] * 2
 
 
-def test_beta_autoscaler_differs_from_the_present_one_in_its_version_alone():
-    beta, present = (
-        manifests(autoscaling={"mode": "hpa"}).autoscaler(make_spec(), owner="uid", version=version)["spec"]
-        for version in ("v2beta2", "v2")
-    )
-    assert beta | {"scaleTargetRef": None} == present | {"scaleTargetRef": None}
-
-
 def test_number_of_pods_is_in_no_document_of_the_group():
     for scaling in ({"mode": "none"}, {"mode": "hpa"}, SCALING):
         assert "replicas" not in manifests(autoscaling=scaling, replicas=5).deployment(make_spec())["spec"]

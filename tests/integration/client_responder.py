@@ -60,7 +60,6 @@ class Responder:
         *,
         queue_arguments: dict[str, object] | None = None,
         consume: bool = True,
-        keep: bool = False,
     ) -> None:
         self.names = PoolNames(pool)
         self.queue = QueueName(f"{pool}-req-test")
@@ -70,7 +69,6 @@ class Responder:
         self._answer = answer
         self._arguments = {"x-queue-type": "quorum", **(queue_arguments or {})}
         self._consume = consume
-        self._keep = keep
 
     async def __aenter__(self) -> Self:
         self._connection = await connect(ConnectionOptions(self._uri, name="test responder"))
@@ -91,7 +89,7 @@ class Responder:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        if not self._keep and not self.channel.is_closed:
+        if not self.channel.is_closed:
             await self.channel.delete_queue(self.queue)
             await self.channel.delete_queue(self.names.cancel_queue)
             await delete_exchange(self.channel, self.names.requests_exchange)

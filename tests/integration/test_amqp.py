@@ -2,17 +2,14 @@
 
 import asyncio
 import random
-import struct
 from collections.abc import Mapping
 
 import pytest
 from broker_api import PATIENCE, close_connections, ready_in, until
-from raw_amqp import raw_publisher
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message
 from osrdyne.errors import BrokerAccessError, BrokerNotFoundError, BrokerUnavailableError, PublishRefusedError
-from osrdyne.testing.hostile import HostileMessage
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 NOT_UTF8 = b"\xff\xfe key".decode("utf-8", "surrogateescape")
@@ -65,23 +62,6 @@ class TestPublish:
             route != queue for route in routes
         ]
         assert await ready_in(channel, queue) == 20
-
-    async def test_repeated_id_lets_no_later_message_of_its_place_pass(self, channel, pool_id):
-        queue = await declared(channel, pool_id)
-        ids = ["same", "same", None, "other", "same", None]
-        messages = [Message(bytes([number]), message_id=one) for number, one in enumerate(ids)]
-        await asyncio.gather(*(channel.publish(message, exchange="", routing_key=queue) for message in messages))
-        received = [await channel.get(queue) for _ in messages]
-        assert [one and one.body for one in received] == [message.body for message in messages]
-
-    async def test_cancelled_publish_leaves_the_channel_usable(self, channel, pool_id):
-        queue = await declared(channel, pool_id)
-        publishing = asyncio.create_task(published(channel, queue, b"1"))
-        await asyncio.sleep(0)
-        publishing.cancel()
-        await asyncio.gather(publishing, return_exceptions=True)
-        await published(channel, queue, b"2")
-        assert publishing.cancelled()
 
     async def test_header_that_would_end_the_connection_is_left_empty(self, channel, pool_id):
         queue = await declared(channel, pool_id)
@@ -182,64 +162,20 @@ class TestConsumer:
         assert [(await first(again)).body for _ in bodies] == bodies
 
 
-HEADERS, TIMESTAMP, CORRELATION_ID = 1 << 13, 1 << 6, 1 << 10
-
-
-def header_table(*items: bytes) -> bytes:
-    return struct.pack(">I", len(b"".join(items))) + b"".join(items)
-
-
-def deep_table(levels: int) -> bytes:
-    value = b"V"
-    for _ in range(levels):
-        value = b"F" + header_table(b"\x01n" + value)
-    return header_table(b"\x01n" + value)
-
-
-class TestHostileBytes:
-    """A message that a strict reader chokes on would close our connection, again after every reconnection."""
-
-    async def test_routing_key_that_is_not_utf8_is_received_and_can_be_sent_on(self, channel, pool_id):
-        queue = await declared(channel, pool_id)
-        await channel.declare_exchange(f"{pool_id}-x", "fanout")
-        await channel.bind_queue(queue, f"{pool_id}-x")
-        message = Message(b"1", correlation_id=NOT_UTF8, app_id=NOT_UTF8, headers={NOT_UTF8: b"\xff"})
-        await channel.publish(message, exchange=f"{pool_id}-x", routing_key=NOT_UTF8)
-        consumer = await channel.consume(queue)
-        received = await first(consumer)
-        again = received.to_message(headers=received.headers, expiration=None)
-        await channel.publish(again, exchange=f"{pool_id}-x", routing_key=received.routing_key)
-        for delivery in (received, await first(consumer)):
-            assert delivery.routing_key == NOT_UTF8
-            assert delivery.properties.correlation_id == NOT_UTF8
-            assert delivery.headers[NOT_UTF8] == b"\xff"
-
-    @pytest.mark.parametrize(
-        ("flags", "payload"),
-        [
-            (TIMESTAMP, struct.pack(">Q", 2**63)),
-            (TIMESTAMP, struct.pack(">Q", 2**64 - 1)),
-            (CORRELATION_ID, b"\x03\xff\xfe\xfd"),
-            (HEADERS, header_table(b"\x01t" + b"T" + struct.pack(">Q", 2**63))),
-            (HEADERS, header_table(b"\x02\xff\xfe" + b"V")),
-            (HEADERS, header_table(b"\x01d" + b"D\xff\xff\xff\xff\xff")),
-            (HEADERS, header_table(b"\x01f" + b"f" + struct.pack(">f", 0.1))),
-            (HEADERS, deep_table(5_000)),
-        ],
-        ids=["late timestamp", "last timestamp", "bytes", "late header", "name", "decimal", "float", "deep table"],
-    )
-    async def test_odd_properties_are_received_and_can_be_sent_on(self, broker, channel, pool_id, flags, payload):
-        queue = await declared(channel, pool_id)
-        message = HostileMessage(0, queue.encode(), struct.pack(">H", flags) + payload, b"")
-        async with raw_publisher(broker.amqp_uri) as raw:
-            assert await raw.publish(message, exchange="")
-        consumer = await channel.consume(queue)
-        received = await first(consumer)
-        request = received.to_request(now_ms=0)
-        assert request.deadline_ms is None
-        again = received.to_message(headers=received.headers, expiration=None)
-        await channel.publish(again, exchange="", routing_key=queue, mandatory=True)
-        assert (await first(consumer)).headers == received.headers
+async def test_routing_key_that_is_not_utf8_is_received_and_can_be_sent_on(channel, pool_id):
+    queue = await declared(channel, pool_id)
+    await channel.declare_exchange(f"{pool_id}-x", "fanout")
+    await channel.bind_queue(queue, f"{pool_id}-x")
+    message = Message(b"1", correlation_id=NOT_UTF8, app_id=NOT_UTF8, headers={NOT_UTF8: b"\xff"})
+    await channel.publish(message, exchange=f"{pool_id}-x", routing_key=NOT_UTF8)
+    consumer = await channel.consume(queue)
+    received = await first(consumer)
+    again = received.to_message(headers=received.headers, expiration=None)
+    await channel.publish(again, exchange=f"{pool_id}-x", routing_key=received.routing_key)
+    for delivery in (received, await first(consumer)):
+        assert delivery.routing_key == NOT_UTF8
+        assert delivery.properties.correlation_id == NOT_UTF8
+        assert delivery.headers[NOT_UTF8] == b"\xff"
 
 
 class TestConnection:

@@ -1,6 +1,5 @@
 """Tokens of requests with a whole daemon, real workers and a real broker."""
 
-import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -11,19 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
-from broker_api import until, waiting_in
-from daemon_in_process import PATIENCE, ROOT, api_of, echo_settings, managed_settings, running_daemon
+from daemon_in_process import PATIENCE, api_of, echo_settings, managed_settings, running_daemon
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
-from osrdyne.api.access.token_file import TokenFile
-from osrdyne.auth.grants import ALL_KEYS, Grant, KeyScope
+from osrdyne.auth.grants import ALL_KEYS, Grant
 from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
-from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient, ForbiddenError, RequestError, UnauthorizedError
 from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, JwtSettings
 from osrdyne.daemon.daemon import Daemon
-from osrdyne.protocol.names import Key, PoolNames
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -40,34 +35,28 @@ def signed(key: RSAKey | OctKey = OWN, algorithm: str = "RS256", **changes: Any)
 
 
 @asynccontextmanager
-async def guarding(
-    broker: BrokerSettings, pool_id: str, directory: Path, driver: DriverSettings, authorization: str = "RequiredToSend"
-) -> AsyncIterator[Daemon]:
-    """A daemon that knows an issuer and one API token, and demands grants for the keys `tpch/…`. Its workers receive
-    requests for the token `workers`, which does not exist yet."""
+async def guarding(broker: BrokerSettings, pool_id: str, directory: Path) -> AsyncIterator[Daemon]:
+    """A daemon that knows an issuer and one API token, and demands grants for the keys `tpch/…`."""
     public, tokens = directory / "issuer.pem", directory / "tokens.json"
     public.write_bytes(OWN.as_pem(private=False))
     admin = Token("admin", dict.fromkeys(Grant, ALL_KEYS), digest_of(ADMIN), datetime.now(UTC))
     tokens.write_text(render_tokens([admin]))
     issuer = JwtSettings(algorithm="RS256", key_file=str(public), issuer=ISSUER, audience=AUDIENCE)
-    worker = echo_settings(broker, pool_id, directory).worker.model_copy(update={"app": APP, "principal": "workers"})
+    echo = echo_settings(broker, pool_id, directory)
+    worker = echo.worker.model_copy(update={"app": APP})
+    command = [str(Path(sys.executable).with_name("osrdyne-worker")), APP]
+    driver = DriverSettings(name="subprocess", options=echo.driver.options | {"command": command})
     api = ApiSettings(port=0, tokens_file=str(tokens), jwt=issuer)
     settings = managed_settings(broker, pool_id, directory, driver=driver, worker=worker, api=api)
     async with running_daemon(settings) as daemon:
         async with admin_of(daemon) as api:
-            policies = {"policies": [{"match": "tpch/{table}", "Authorization": authorization}]}
+            policies = {"policies": [{"match": "tpch/{table}", "Authorization": "RequiredToSend"}]}
             (await api.put("/v1/policies", json=policies, params={"author": "test"})).raise_for_status()
         yield daemon
 
 
 def admin_of(daemon: Daemon) -> httpx.AsyncClient:
     return api_of(daemon, headers={"authorization": f"Bearer {ADMIN}", "content-type": "application/json"})
-
-
-def worker_driver(broker: BrokerSettings, pool_id: str, directory: Path) -> DriverSettings:
-    command = [str(Path(sys.executable).with_name("osrdyne-worker")), APP]
-    options = echo_settings(broker, pool_id, directory).driver.options
-    return DriverSettings(name="subprocess", options={**options, "command": command, "cwd": str(ROOT)})
 
 
 @pytest.mark.proves("managed/client-sends-token-one")
@@ -83,9 +72,7 @@ async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(bro
     }
     right, given = signed(), [token for token, _ in refused.values() if token is not None]
     uri = broker_settings.uri.get_secret_value()
-    async with guarding(
-        broker_settings, pool_id, tmp_path, worker_driver(broker_settings, pool_id, tmp_path)
-    ) as daemon:
+    async with guarding(broker_settings, pool_id, tmp_path) as daemon:
         for name, (token, kind) in refused.items():
             async with AsyncClient(uri, pool_id, token=token, default_timeout=PATIENCE) as client:
                 with pytest.raises(kind) as error:
@@ -104,69 +91,3 @@ async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(bro
     )
     assert "request refused" in written
     assert [token for token in (*given, right, ADMIN) if token in written] == []
-
-
-async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(broker_settings, pool_id, tmp_path, connection):
-    names, right = PoolNames(pool_id), signed()
-    async with guarding(broker_settings, pool_id, tmp_path, DriverSettings(name="noop")) as daemon:
-        uri = broker_settings.uri.get_secret_value()
-        async with AsyncClient(uri, pool_id, token=right, default_timeout=PATIENCE) as client:
-            assert right not in repr(client)
-            await client.cast(TABLE, "/whoami", b"body")
-            channel, queue = await connection.channel(), names.request_queue(Key(TABLE))
-            await until(lambda: waiting_in(connection, queue))
-            consumer = await channel.consume(queue, prefetch=1)
-            delivery = await consumer.get()
-            assert (delivery.body, delivery.headers["x-osrdyne-principal"]) == (b"body", "alice")
-            assert right not in str(dict(delivery.headers))
-            async with admin_of(daemon) as api:
-
-                async def poison():
-                    return (await api.get("/v1/poison")).json()["entries"]
-
-                async def fail():
-                    await delivery.reject()
-                    while True:
-                        await (await consumer.get()).reject()
-
-                failing = asyncio.create_task(fail())
-                [entry] = await until(poison)
-                failing.cancel()
-                await asyncio.wait({failing})
-                assert right not in str(entry)
-                # It reaches the queue again without a token, and with its principal.
-                answer = await api.post("/v1/poison/replay", params={"id": entry["id"]})
-                assert answer.json()["done"] == [entry["id"]], answer.text
-            delivery = await consumer.get()
-            assert (delivery.body, delivery.headers["x-osrdyne-principal"]) == (b"body", "alice")
-            assert right not in str(dict(delivery.headers))
-            await delivery.ack()
-
-
-async def test_workers_run_only_while_their_principal_may_listen(broker_settings, pool_id, tmp_path, management):
-    scoped = broker_settings.model_copy(update={"scoped_credentials": True})
-    uri, prefix = broker_settings.uri.get_secret_value(), user_prefix(pool_id, management.vhost)
-    driver, tokens = worker_driver(scoped, pool_id, tmp_path), TokenFile(str(tmp_path / "tokens.json"))
-    workers = Token("workers", {Grant.LISTEN: KeyScope("tpch/{table}")}, "0" * 64, datetime.now(UTC))
-    async with (
-        guarding(scoped, pool_id, tmp_path, driver, "Required"),
-        AsyncClient(uri, pool_id, token=ADMIN, default_timeout=PATIENCE) as client,
-    ):
-
-        async def is_answered():
-            try:
-                return (await client.call(TABLE, "/whoami")).json()["principal"] == "admin"
-            except ForbiddenError:
-                return False
-
-        with pytest.raises(ForbiddenError, match="grant listen of the workers; workers: the token is unknown"):
-            await client.call(TABLE, "/whoami")
-        assert await management.list_users(prefix) == []
-        tokens.change(lambda found: (*found, workers))
-        await until(is_answered)
-        assert len(await management.list_users(prefix)) == 1
-        tokens.change(lambda found: tuple(token for token in found if token.name != "workers"))
-
-        await until(lambda: management.list_users(prefix), equals=[])  # the worker has ended
-        with pytest.raises(ForbiddenError):
-            await client.call(TABLE, "/whoami")

@@ -9,11 +9,9 @@ from pydantic import SecretStr
 
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import vhost_of
-from osrdyne.broker.topology.policies import PolicySpec
-from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
+from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.dev.rabbitmq.node_files import free_ports
 from osrdyne.findings import Finding
-from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.uri import with_user
 
 
@@ -46,21 +44,6 @@ async def test_a_fresh_rabbitmq_is_fine_and_nothing_is_left_on_it(settings, mana
     assert wrong(findings) == set()
     assert {"RabbitMQ version", "permissions", "clock", "message size"} <= {finding.subject for finding in findings}
     assert await management.list_queues(f"{settings.pool.id}-") == []
-
-
-@pytest.mark.proves("requests/request-runs-longer-rabbitmq")
-async def test_work_beyond_the_consumer_timeout_is_refused(settings):
-    long = {"worker": WorkerSettings(processing_timeout=7200), "requests": RequestSettings(consumer_timeout=3600)}
-    assert wrong(await run_broker_checks(settings.model_copy(update=long))) == {"consumer timeout"}
-    large = {"requests": RequestSettings(max_message_bytes=129 * 2**20)}
-    assert wrong(await run_broker_checks(settings.model_copy(update=large))) == {"message size"}
-
-
-async def test_a_foreign_policy_is_found(settings, pool_id, channel, management):
-    queue = PoolNames(pool_id).request_queue(Key("a"))
-    await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
-    await management.put_policy(PolicySpec(f"{pool_id}-other", f"^{pool_id}", "queues", {"max-length": 9}, 200))
-    assert wrong(await run_broker_checks(settings)) == {"queue policy"}
 
 
 async def test_missing_rights_of_a_user_are_listed(limited_user, pool_id):

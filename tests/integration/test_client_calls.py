@@ -5,11 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-import aio_pika
 import pytest
 from broker_api import PATIENCE, close_connections, until
 from client_responder import JOBS, Answer, Responder, echo, silence, with_progress
-from rabbitmqctl import rabbitmqctl
 
 from osrdyne.aio.clock import Backoff
 from osrdyne.client import (
@@ -25,11 +23,9 @@ from osrdyne.client import (
 )
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
+from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.progress import JobProgress
 from osrdyne.testing.fakes.amqp import delete_exchange
-from osrdyne.testing.keys import ODD_KEYS
-from tests.conftest import run_apart
 
 Served = tuple[Responder, AsyncClient]
 
@@ -49,16 +45,6 @@ async def test_two_hundred_calls_in_flight_get_their_own_answers(broker, pool_id
         replies = await asyncio.gather(*(client.call("k", "/echo", {"é": number}) for number in range(200)))
     assert [reply.json() for reply in replies] == [{"é": number} for number in range(200)]
     assert {(reply.worker_id, reply.ok) for reply in replies} == {("echo", True)}
-
-
-async def test_odd_keys_are_routing_keys_as_they_are(broker, pool_id):
-    def name_the_key(request: Request) -> list[Response]:
-        return [Response(body=request.key.encode())]
-
-    responder = Responder(broker.amqp_uri, pool_id, ODD_KEYS.values(), name_the_key)
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
-        replies = [await client.call(key, timeout=PATIENCE) for key in ODD_KEYS.values()]
-    assert [reply.text for reply in replies] == list(ODD_KEYS.values())
 
 
 @pytest.mark.proves("requests/daemon-ever-run-pool")
@@ -157,19 +143,6 @@ async def test_full_queue_and_pool_without_any_refuse_the_request(broker, pool_i
             await client.call("of no queue", timeout=PATIENCE)
 
 
-async def test_plain_client_reads_the_status_as_a_byte_array(broker, pool_id):
-    async with Responder(broker.amqp_uri, pool_id), await aio_pika.connect(broker.amqp_uri) as connection:
-        channel = await connection.channel()
-        answer: asyncio.Future[aio_pika.abc.AbstractIncomingMessage] = asyncio.get_running_loop().create_future()
-        replies = await channel.get_queue("amq.rabbitmq.reply-to")
-        await replies.consume(answer.set_result, no_ack=True)
-        exchange = await channel.get_exchange(f"{pool_id}-req-xchg")
-        request = aio_pika.Message(b"plain", correlation_id="1", reply_to="amq.rabbitmq.reply-to")
-        await exchange.publish(request, "k")
-        reply = await asyncio.wait_for(answer, PATIENCE)
-    assert (reply.body, reply.correlation_id, reply.headers[STATUS_HEADER]) == (b"plain", "1", bytearray(b"ok"))
-
-
 FAST = Backoff(initial=0.05, maximum=0.2)
 
 
@@ -214,39 +187,6 @@ async def test_without_reconnect_the_loss_is_final(broker, pool_id):
             await client.call("k", timeout=PATIENCE)
 
 
-@pytest.fixture(scope="module")
-def own_broker():
-    """A node of this module's own, to be stopped and started; each test leaves it running."""
-    broker = EmbeddedBroker()
-    try:
-        run_apart(broker.start)
-        yield broker
-    finally:
-        run_apart(broker.close)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("processes")
-@pytest.mark.timeout(600)
-async def test_client_lives_through_a_restart_of_the_broker(own_broker, pool_id):
-    client = AsyncClient(
-        own_broker.amqp_uri, pool_id, reconnect=FAST, answer_slack=3600
-    )  # what is not sent gets no answer
-    async with client:
-        async with Responder(own_broker.amqp_uri, pool_id, keep=True):
-            assert (await client.call("k", timeout=PATIENCE)).ok
-        await own_broker.stop()
-        await until(lambda: client.status is ConnectionStatus.RECONNECTING)
-        with pytest.raises(RequestTimeoutError, match="not sent") as raised:
-            await client.call("k", timeout=0.2)
-        assert not raised.value.sent
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(client.call("k", "", b"waited", timeout=240))
-            await own_broker.start()
-            async with Responder(own_broker.amqp_uri, pool_id):
-                assert (await waiting).body == b"waited"
-
-
 async def test_closing_ends_and_cancels_the_calls_under_way(broker, pool_id):
     async with Responder(broker.amqp_uri, pool_id, answer=silence) as responder, asyncio.TaskGroup() as group:
         async with AsyncClient(broker.amqp_uri, pool_id) as client:
@@ -254,27 +194,3 @@ async def test_closing_ends_and_cancels_the_calls_under_way(broker, pool_id):
             await responder.requests.get()
         assert isinstance(await call, ConnectionLostError)
         assert (await responder.next_cancel()).routing_key == "k"
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("processes")
-@pytest.mark.timeout(600)
-@pytest.mark.proves("broker/memory-disk-alarm")
-async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker, pool_id):
-    client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=3600)  # what is not sent gets no answer
-    async with (
-        Responder(own_broker.amqp_uri, pool_id, consume=False) as responder,
-        client,
-        asyncio.TaskGroup() as group,
-    ):
-        await rabbitmqctl(own_broker, "set_vm_memory_high_watermark", "0")
-        waiting = group.create_task(client.cast("k", "", b"waited", timeout=240))
-        await until(lambda: client.status is ConnectionStatus.BLOCKED)
-        with pytest.raises(RequestTimeoutError, match="alarm") as raised:
-            await client.call("k", timeout=0.2)
-        assert not raised.value.sent
-        await rabbitmqctl(own_broker, "set_vm_memory_high_watermark", "0.4")
-        await waiting
-        delivery = await responder.channel.get(responder.queue)
-    assert delivery is not None
-    assert delivery.body == b"waited"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import structlog
 from broker_api import PATIENCE
-from client_responder import Answer, Responder, echo, responder_in_a_thread, silence, waiting
+from client_responder import Answer, echo, responder_in_a_thread, silence, waiting
 from filled_streams import fill
 
 from osrdyne.amqp import Message
@@ -202,28 +202,6 @@ OPTIONS = [
     *("--start", "2026-11-23T08:00:00Z", "--alarms", "10/min", "--duplicates", "0.1", "--invalid", "0.1"),
     *("--oversized", "0.01"),
 ]
-
-
-@pytest.mark.usefixtures("processes")
-async def test_second_ctrl_c_does_not_wait_for_answers(broker_settings, pool_id, tmp_path):
-    uri = broker_settings.uri.get_secret_value()
-    endless = ("--key", "plant", "--rate", "1/h", "--duration", "9h", "--timeout", "9h")
-    async with Responder(uri, pool_id, ["plant"], silence) as responder, asyncio.timeout(PATIENCE):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "osrdyne.cli.main", "telemetry", "simulate", "--json", *endless),
-            env={**os.environ, "OSRDYNE__BROKER__URI": uri, "OSRDYNE__POOL__ID": pool_id},
-            cwd=tmp_path,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        await responder.requests.get()
-        process.send_signal(signal.SIGINT)
-        assert b"Ctrl-C" in await process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        out, _ = await process.communicate()
-    summary = json.loads(out)
-    assert (process.returncode, summary["interrupted"], summary["sent"], summary["confirmed"]) == (130, True, 1, 0)
 
 
 def test_wrong_options_are_named(capsys):

@@ -1,16 +1,11 @@
 """The private RabbitMQ node: it serves, keeps its data, and leaves nothing behind however it ends."""
 
-import asyncio
-import os
-import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from broker_api import PATIENCE, until
+from broker_api import until
 from pydantic import SecretStr
 
 from osrdyne import amqp
@@ -24,20 +19,6 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationErr
 pytestmark = [pytest.mark.nightly, pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
 QUEUE, QUORUM = "kept", {"x-queue-type": "quorum"}
-
-PROGRAM = """
-import asyncio
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.logs import configure_logging
-
-async def main():
-    async with EmbeddedBroker() as broker:
-        print(broker.amqp_port, broker.management_port, flush=True)
-        await asyncio.sleep(600)
-
-configure_logging()
-asyncio.run(main())
-"""
 
 
 async def count_ready(broker: EmbeddedBroker, *bodies: bytes) -> int:
@@ -102,26 +83,6 @@ async def test_a_started_node_is_private_allows_long_work_and_leaves_nothing():
     assert not broker.is_running
     assert not directory.exists()
     await until(lambda: all(map(is_free, node.ports(tls=False))))
-
-
-async def test_a_node_ends_with_the_process_that_started_it(tmp_path):
-    """However that ends: `tests/acceptance/test_dev.py` interrupts one."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"TMPDIR": str(tmp_path)},  # a killed process leaves its files, if no processes
-    )
-    try:
-        assert process.stdout is not None
-        ports = [int(port) for port in (await asyncio.to_thread(process.stdout.readline)).split()]
-        assert ports and not any(map(is_free, ports))
-        process.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(process.wait, PATIENCE)
-        await until(lambda: all(map(is_free, ports)))
-    finally:
-        process.kill()
-        process.communicate()
 
 
 async def test_a_node_that_cannot_start_reports_why(tmp_path, monkeypatch):

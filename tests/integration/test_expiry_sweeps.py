@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from broker_api import ready_in, until
-from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon
+from daemon_in_process import PATIENCE, managed_settings, running_daemon
 
 from osrdyne import amqp
 from osrdyne.amqp import Consumer, Delivery
@@ -90,26 +90,3 @@ async def test_expired_requests_are_answered_while_the_head_of_their_queue_waits
     kept = await take(await channel.consume(queue), 50)
     assert (statuses, numbers(kept)) == ({"expired"}, list(range(0, 100, 2)))
     assert all(one.headers[DUPLICATE_HEADER] is True and not one.redelivered for one in kept)
-
-
-@pytest.mark.nightly
-async def test_worker_that_goes_on_meanwhile_is_given_requests_in_their_order(daemon, connection, channel, pool_id):
-    names, total = PoolNames(pool_id), 900
-    publishing = await connection.channel(confirms=True)
-    for number in range(total):
-        message = amqp.Message(body=b"%d" % number, expiration="2000" if number % 3 == 2 else "600000")
-        await publishing.publish(message, exchange=names.requests_exchange, routing_key="k")
-    worker = await channel.consume(names.request_queue(Key("k")), prefetch=1)
-    served: dict[int, None] = {}  # a leader that loses its lead meanwhile leaves requests twice, and marks them
-    async with asyncio.timeout(PATIENCE):
-        while total - 2 not in served:
-            delivery = await worker.get()
-            number = int(delivery.body)
-            assert number not in served or delivery.redelivered or delivery.headers[DUPLICATE_HEADER]
-            served.setdefault(number)
-            await asyncio.sleep(0.01)
-            await delivery.ack()
-    assert [number for number in served if number % 3 != 2] == [number for number in range(total) if number % 3 != 2]
-    async with api_of(daemon) as http:
-        metrics = (await http.get("/metrics")).text
-    assert [line for line in metrics.splitlines() if line.startswith('osrdyne_cleaned_total{outcome="kept"}')]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from broker_api import close_connection, http_client, listed_connections, until
+from broker_api import until
 from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
@@ -223,18 +223,6 @@ class TestKeep:
             await asyncio.wait({keeping})
             assert await tokens(standby, channel) == 1
 
-    async def test_connection_closed_by_an_operator_hands_the_token_over_at_once(self, settings, broker):
-        """broker: single-active-consumer: milliseconds after a closed connection."""
-        name = f"osrdyne {settings.pool.id} leader"
-        async with session_of(settings) as leader, http_client(broker.management_uri) as api:
-            await leader.token.acquire()
-            listed = await until(lambda: listed_connections(api, name=name))
-            async with session_of(settings) as standby:
-                waiting = asyncio.create_task(standby.token.acquire())
-                await close_connection(api, listed[0])
-                _, own = await asyncio.wait_for(waiting, SOON)
-            assert own.term == 2
-
     async def test_error_on_t_deposes_the_leader_and_fails_the_commands_that_wait(self, settings):
         """lifecycle: token-channel-fences, term-ends-whole: binding to a queue that does not exist closes T."""
         async with session_of(settings) as leader, session_of(settings) as standby:
@@ -408,15 +396,3 @@ class TestKeep:
                 seen_at = clock.now
                 assert await asks(0.1, since=seen_at)
                 assert not await asks(0.1, since=seen_at)
-
-    async def test_session_that_is_cancelled_at_any_moment_ends(self, settings):
-        """Channels are being opened then; a cancellation that gets lost would leave the term waiting endlessly."""
-        async with session_of(settings) as leader:
-            _, own = await leader.token.acquire()
-            for number in range(40):
-                keeping = asyncio.create_task(leader.run(own))
-                for _ in range(number):
-                    await asyncio.sleep(0)
-                keeping.cancel()
-                done, _ = await asyncio.wait({keeping}, timeout=SOON)
-                assert keeping in done

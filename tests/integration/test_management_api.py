@@ -14,7 +14,6 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError
 
 QUORUM = {"x-queue-type": "quorum"}
-ODD_NAMES = ("a/b", "a%2Fb", "é 漢 🚄", "?#&=+", "'\"\\", "a;b")
 
 
 async def test_broker_user_and_nodes_are_described(management):
@@ -74,29 +73,6 @@ async def test_listing_is_complete_while_queues_come_and_go(pool_id, channel, ma
     listed = await management.list_queues(prefix, page_size=10)
     await disturbance
     assert lasting <= {queue.name for queue in listed}
-
-
-@pytest.mark.proves("reference-defects/14-foreign-queue-broke")
-async def test_listing_survives_arguments_of_any_type(pool_id, channel, management):
-    arguments: dict[str, object] = {
-        "x-flag": True, "x-list": [1, "two", [3.5]], "x-table": {"a": {"b": False}}, "x-nothing": None, "x-number": 7,
-        "x-bytes": b"\x00\xff", "x-text": "é\n'\"",
-    }  # fmt: skip
-    await channel.declare_queue(f"{pool_id}-odd", arguments=arguments)
-    [listed] = await management.list_queues(f"{pool_id}-")
-    assert listed.arguments["x-flag"] is True
-    assert listed.arguments["x-text"] == "é\n'\""
-
-
-async def test_bindings_of_an_odd_exchange_are_listed(pool_id, channel, management):
-    await channel.declare_queue(f"{pool_id}-q")
-    for name in ODD_NAMES:
-        exchange = f"{pool_id}-{name}"
-        assert await management.list_bindings(exchange) == []
-        await channel.declare_exchange(exchange, "direct")
-        await channel.bind_queue(f"{pool_id}-q", exchange, name)
-        [binding] = await management.list_bindings(exchange)
-        assert (binding.queue, binding.routing_key) == (f"{pool_id}-q", name)
 
 
 async def test_global_parameters_are_kept_and_a_refused_policy_names_the_setting(pool_id, management):

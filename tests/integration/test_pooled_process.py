@@ -3,14 +3,11 @@
 import asyncio
 import json
 import random
-import signal
 from collections import Counter
 from typing import Any
 
 import pytest
-from broker_api import until
 
-from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.pooled import AssignmentState, ReportState
@@ -90,24 +87,3 @@ async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_re
     for number, correlation_id in enumerate(requests):
         assert document(await pooled.stage.caller.answer(correlation_id))["values"] == {"number": number}
     assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
-
-
-async def test_process_connects_again_with_its_workers_and_ends_them_when_it_is_stopped(pooled):
-    process = await pooled.start(runtime={"stop_grace": 20.0})
-    workers = [await pooled.assign(process, key) for key in ("a", "b")]
-    await pooled.call("a", "/put", {"name": 1})
-    before = len(pooled.states(process))
-    # A second consumer of the exclusive queue is refused, so the queue exists; deleting it ends the consumer.
-    control = pooled.stage.names.control_queue(process.environment.worker_id)
-    with pytest.raises(BrokerError):
-        await (await pooled.stage.connection.channel()).declare_queue(control, passive=True)
-    state = await pooled.ask(process, ReportState("again"))
-    assert len(pooled.states(process)) > before
-    assert [one.worker_id for one in state.assignments] == workers
-    assert document(await pooled.call("a", "/get"))["values"] == {"name": 1}
-    process.signal(signal.SIGTERM)
-    assert await process.wait() == ExitCode.STOPPED
-    ended = [AssignmentState.EXITED] * 2
-    await until(lambda: [one.state for one in pooled.states(process)[-1].assignments], equals=ended)
-    for worker in workers:
-        assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]

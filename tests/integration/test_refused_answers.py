@@ -80,21 +80,3 @@ async def test_leader_without_permission_keeps_its_term_and_its_answers(
             answers = await scene.channel.consume(replies, no_ack=True)
             found = [decode_text((await answers.get()).headers["x-status"]) for _ in range(3)]
         assert (found, await running.leads()) == (["not-running"] * 3, term)
-
-
-@pytest.mark.proves("requests/reply-queue-full")
-async def test_full_reply_queue_gets_its_answers_and_holds_up_no_other_caller(broker, pool_id):
-    async with stage(broker.amqp_uri, pool_id) as scene:
-        full = QueueName(f"{pool_id}-callers")
-        limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-queue-type": "quorum"}
-        await scene.channel.declare_queue(full, arguments=limits)
-        worker = await scene.start(runtime={"concurrency": 2})
-        for number in range(6):
-            await ask(scene, full, correlation_id=str(number))
-        await worker.until_line("tried until the deadline")
-        assert (await scene.caller.call("/echo", b"other")).body == b"other"
-        async with asyncio.timeout(PATIENCE):
-            answers = await scene.channel.consume(full, no_ack=True)
-            found = [(await answers.get()).properties.correlation_id for _ in range(6)]
-        assert sorted(found) == [str(number) for number in range(6)]
-        await scene.channel.delete_queue(full)

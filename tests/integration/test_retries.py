@@ -17,7 +17,6 @@ from osrdyne.protocol.activity import outcomes_of
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms, class_name
 from osrdyne.protocol.statuses import Status, decode_text
-from osrdyne.testing.keys import ODD_KEYS
 
 pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 
@@ -87,27 +86,6 @@ async def test_failed_request_is_tried_again_after_its_delay_and_holds_nothing_m
     assert (await pool.channel.declare_queue(pool.names.retry_queue(LONG_MS), passive=True)).ready == 1
 
 
-async def wait(pool: Stage, key: str, *, priority: int = URGENT, delay_ms: int = DELAY_MS) -> None:
-    """Send a request to wait, as a worker does."""
-    headers = {CLASS_HEADER: class_name(priority), DELAY_HEADER: str(delay_ms), ATTEMPTS_HEADER: 1}
-    message = Message(b"x", headers=headers, reply_to="a-caller", correlation_id="c")
-    await pool.channel.publish(message, exchange=pool.names.retry_exchange, routing_key=key, mandatory=True)
-
-
-@pytest.mark.proves("managed/group-ends-request-waits")
-async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool):
-    names, keys = pool.names, list(ODD_KEYS.values())
-    for key in keys:
-        await wait(pool, key)
-    consumer = await pool.channel.consume(names.orphan_queue)
-    async with asyncio.timeout(PATIENCE):
-        orphans = [await consumer.get() for _ in keys]
-    assert {orphan.routing_key for orphan in orphans} == set(keys)
-    seen = {(orphan.exchange, orphan.headers[CLASS_HEADER], orphan.headers[ATTEMPTS_HEADER]) for orphan in orphans}
-    assert seen == {(names.retried_exchange, "3", 1)}
-    assert {orphan.properties.reply_to for orphan in orphans} == {"a-caller"}
-
-
 @pytest.mark.proves("managed/request-kills-worker-later")
 async def test_death_after_a_wait_is_the_one_that_counts(pool, pool_id):
     names = PoolNames(pool_id)
@@ -118,7 +96,8 @@ async def test_death_after_a_wait_is_the_one_that_counts(pool, pool_id):
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 0, "x-dead-letter-exchange": names.dead_letter_exchange}
     await pool.channel.declare_queue(dying, arguments=arguments)
     await pool.channel.bind_queue(dying, names.work_exchange(URGENT), "mortal")
-    await wait(pool, "mortal")
+    headers = {CLASS_HEADER: class_name(URGENT), DELAY_HEADER: str(DELAY_MS), ATTEMPTS_HEADER: 1}
+    await pool.channel.publish(Message(headers=headers), exchange=names.retry_exchange, routing_key="mortal")
     channel = await pool.connection.channel()
     async with asyncio.timeout(PATIENCE):
         delivery = await (await channel.consume(dying)).get()

@@ -74,11 +74,9 @@ for number in itertools.count():
 """
 
 
-def make_driver(directory, *, command=WORKER, clock=None, stack="localhost:5672//", pool=POOL, **options):
-    context = DriverContext(pool=pool, stack=stack, clock=clock or SystemClock(), worker_command=tuple(command))
-    if directory is not None:
-        options["state_directory"] = str(directory)
-    return SubprocessDriver(SubprocessOptions(**options), context)
+def make_driver(directory, *, command=WORKER, clock=None, **options):
+    context = DriverContext(POOL, "localhost:5672//", clock or SystemClock(), tuple(command))
+    return SubprocessDriver(SubprocessOptions(state_directory=str(directory), **options), context)
 
 
 @pytest.fixture
@@ -333,20 +331,6 @@ async def test_worker_of_an_earlier_boot_has_ended_and_a_recycled_pid_is_never_t
     finally:
         stranger.kill()
         stranger.wait()
-
-
-@pytest.mark.proves("reference-defects/10-two-pools-one")
-async def test_two_stacks_with_one_pool_id_do_not_see_each_other(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
-    blue, green = (make_driver(None, stack=stack) for stack in ("localhost:5672//", "localhost:5673//"))
-    mine = await blue.start(make_spec())
-    theirs = await green.start(make_spec())
-    assert await blue.list_instances() == [mine]
-    assert await green.list_instances() == [theirs]
-    await clean_up(blue)
-    assert await find(green, theirs.instance_id) == theirs
-    await clean_up(green)
 
 
 async def test_worker_whose_record_cannot_be_completed_is_recorded_by_the_next_listing(driver, state, monkeypatch):

@@ -9,7 +9,6 @@ from broker_api import until
 from worker_process import Stage
 
 from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, Event, text_fingerprint
-from osrdyne.protocol.control import Command
 
 pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 
@@ -69,33 +68,3 @@ async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(p
     await pool.start(app=GATED)
     answers = await asyncio.gather(*map(pool.caller.answer, (request, other)))
     assert [answer.status for answer in answers] == ["ok", "ok"]
-
-
-async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(pool, gate):
-    """Set by the environment at the start, or by a control message."""
-    texts = {text_fingerprint("/hold", bytes(gate)): 600.0}
-    channel = await pool.connection.channel()
-    await channel.declare_queue("refused-for-good", exclusive=True)
-    queue = pool.names.request_queue(pool.key)
-    await pool.channel.delete_queue(queue)
-    arguments = {
-        "x-queue-type": "quorum",
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": "refused-for-good",
-    }
-    await pool.channel.declare_queue(queue, arguments=arguments)
-    await pool.channel.bind_queue(queue, pool.names.requests_exchange, pool.key)
-    request = await suspect(pool, gate)
-    worker = await pool.start(app=GATED, variables={"WORKER_POISON": f'{{"{next(iter(texts))}": 600}}'})
-    dead = await (await channel.consume("refused-for-good")).get()
-    assert (dead.properties.correlation_id, dead.headers["x-first-death-reason"]) == (request, "rejected")
-    await dead.ack()
-    refused = await pool.caller.call("/hold", bytes(gate))
-    assert (refused.status, refused.code) == ("poison", 422)
-    assert refused.retry_after is not None
-    assert (await pool.caller.call()).status == "ok"
-    await pool.send_control(Command.POISON, texts={text_fingerprint("/echo", b"deadly"): 600})
-    while (await pool.caller.call("/echo", b"deadly")).status != "poison":
-        await asyncio.sleep(0.05)
-    assert (await pool.caller.call("/echo", b"harmless")).status == "ok"
-    assert worker.process.returncode is None

@@ -2,17 +2,13 @@
 
 import asyncio
 import itertools
-import secrets
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
-import pytest_asyncio
 from broker_api import close_connections, ready_in, until, waiting_in
 
-from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.apply import declare_topology
@@ -240,112 +236,56 @@ async def test_foreign_queue_of_the_name_costs_only_its_own_key(settings, names,
         assert await running.leads() == 1
 
 
-@dataclass
-class Victim:
-    """A daemon that hostile messages are sent to; `channel` is that of a client."""
-
-    running: Running
-    names: PoolNames
-    channel: Channel
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def key(self) -> Key:
-        """One that no other test uses."""
-        return Key(f"key {next(self.numbers)}")
-
-    async def replies(self) -> str:
-        queue = f"{self.names.pool}-replies-{next(self.numbers)}"
-        await self.channel.declare_queue(queue)
-        return queue
-
-    async def taken(self, key: Key, count: int = 1) -> list[bytes]:
-        return await take(self.channel, self.names.request_queue(key), count)
-
-    async def is_unharmed(self) -> None:
-        """Another key is served, and the term goes on."""
-        key = self.key()
-        await publish(self.channel, self.names, key, b"2")
-        assert await self.taken(key) == [b"2"]
-        assert await self.running.leads() == 1
+HOSTILE: list[tuple[dict[str, object], str | None]] = [
+    ({"headers": {"x-filler": "x" * FULL_FRAME}}, "invalid"),
+    ({"headers": {"x-deadline": 253_402_300_799_000}}, None),  # in the year 9999
+    ({"headers": {"x-deadline": float("nan"), "x-osrdyne-hops": -1}}, None),
+    ({"headers": {"x-osrdyne-hops": 2**60}}, "rejected"),
+    ({"expiration": "0"}, "expired"),
+    ({"correlation_id": "\udcff"}, None),
+]
+"""Properties of a request, and its answer if it does not reach its queue."""
+HOSTILE_DEAD_LETTERS: list[dict[str, object]] = [
+    {},
+    {"x-death": [{"reason": "{0}{x}", "queue": "q"}]},
+    {"x-death": [{"reason": "r" * (FULL_FRAME - 100), "queue": "q"}]},
+    {"x-death": [{"reason": "delivery_limit", "queue": "q"}], "x-filler": "x" * (FULL_FRAME - 200)},
+    {"x-death": [{"reason": 1}]},
+    {"x-death": [{"reason": struct.pack(">d", 1.0), "queue": b"q"}]},
+]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def victim(broker, broker_settings):
-    pool = f"t{secrets.token_hex(6)}"
-    options = amqp.ConnectionOptions(broker.amqp_uri, name="osrdyne test", connect_timeout=SOON, rpc_timeout=SOON)
-    connection = await amqp.connect(options)
-    async with daemon_of(settings_of(broker_settings, pool)) as running:
-        yield Victim(running, PoolNames(pool), await connection.channel(confirms=True))
-    await connection.close()
+@pytest.mark.proves("hostile/hostile-messages-any-queue")
+async def test_whatever_a_client_sends_the_term_goes_on_and_other_keys_are_served(settings, names, channel):
+    replies = f"{names.pool}-replies"
+    await channel.declare_queue(replies)
 
+    async def send(key, **properties):
+        await publish(channel, names, key, b"hostile", reply_to=replies, **properties)
 
-@pytest.mark.asyncio(loop_scope="module")
-class TestHostileRequests:
-    """Whatever a client sends, the term goes on and other keys are served."""
-
-    @pytest.mark.proves("hostile/hostile-messages-any-queue")
-    @pytest.mark.parametrize(
-        ("properties", "status"),
-        [
-            ({"headers": {"x-filler": "x" * FULL_FRAME}}, "invalid"),
-            ({"headers": {"x-deadline": 253_402_300_799_000}}, None),
-            ({"headers": {"x-deadline": float("nan"), "x-osrdyne-hops": -1}}, None),
-            ({"headers": {"x-osrdyne-hops": 2**60}}, "rejected"),
-            ({"expiration": "0"}, "expired"),
-            ({"correlation_id": "\udcff"}, None),
-        ],
-        ids=["headers that fill a frame", "deadline in 9999", "odd headers", "hops", "no time at all", "odd id"],
-    )
-    async def test_hostile_properties(self, victim, properties, status):
-        replies, key = await victim.replies(), victim.key()
-        await publish(victim.channel, victim.names, key, b"hostile", reply_to=replies, **properties)
-        if status is None:
-            assert await victim.taken(key) == [b"hostile"]
-        else:
-            assert await answers(victim.channel, replies, 1) == [status]
-        await victim.is_unharmed()
-
-    async def test_key_and_reply_address_that_are_not_utf8(self, victim):
-        replies = await victim.replies()
-        await publish(victim.channel, victim.names, "\udcff", reply_to="\udcfe")
-        await publish(victim.channel, victim.names, "\udcff\udc80", reply_to=replies)
-        assert await answers(victim.channel, replies, 1) == ["invalid"]
-        await victim.is_unharmed()
-
-    async def test_copies_a_client_asks_for_are_not_sent_with_our_permissions(self, victim):
-        """RabbitMQ's CC header delivers to further queues; forwarding must not do so for a client."""
-        key, running, names = victim.key(), victim.running, victim.names
-        await publish(victim.channel, names, key)
-        await until(lambda: running.queue_of(key).is_bound)
-        await victim.taken(key)
-        running.retire(key)
-        await until(lambda: not running.queue_of(key).is_bound)
-        before = await ready_in(victim.channel, names.poison_queue)
-        other = victim.key()
-        await publish(victim.channel, names, other, b"1", headers={"CC": [names.poison_queue]})
-        assert await victim.taken(other) == [b"1"]
-        assert await ready_in(victim.channel, names.poison_queue) == before
-
-    @pytest.mark.proves("hostile/hostile-messages-any-queue")
-    @pytest.mark.parametrize(
-        "headers",
-        [
-            {},
-            {"x-death": [{"reason": "{0}{x}", "queue": "q"}]},
-            {"x-death": [{"reason": "r" * (FULL_FRAME - 100), "queue": "q"}]},
-            {"x-death": [{"reason": "delivery_limit", "queue": "q"}], "x-filler": "x" * (FULL_FRAME - 200)},
-            {"x-death": [{"reason": 1}]},
-            {"x-death": [{"reason": struct.pack(">d", 1.0), "queue": b"q"}]},
-        ],
-        ids=["nothing", "braces", "endless", "full frame", "odd death", "bytes"],
-    )
-    async def test_hostile_dead_letter(self, victim, headers):
-        """Anybody who may publish to the dead letter exchange may send what never died."""
-        replies = await victim.replies()
-        message = Message(body=b"1", headers=headers, reply_to=replies)
-        await victim.channel.publish(message, exchange=victim.names.dead_letter_exchange, routing_key="a")
-        assert len(await answers(victim.channel, replies, 1)) == 1
-        await victim.is_unharmed()
+    async with daemon_of(settings) as running:
+        for number, (properties, status) in enumerate(HOSTILE):
+            await send(f"key {number}", **properties)
+            if status is None:
+                assert await take(channel, names.request_queue(Key(f"key {number}")), 1) == [b"hostile"]
+            else:
+                assert await answers(channel, replies, 1) == [status], properties
+        # RabbitMQ's CC header delivers to further queues; forwarding must not do so with our permissions.
+        await send("copied", headers={"CC": [names.poison_queue]})
+        assert await take(channel, names.request_queue(Key("copied")), 1) == [b"hostile"]
+        assert await ready_in(channel, names.poison_queue) == 0
+        # Anybody who may publish to the dead letter exchange may send what never died.
+        for headers in HOSTILE_DEAD_LETTERS:
+            message = Message(body=b"1", headers=headers, reply_to=replies)
+            await channel.publish(message, exchange=names.dead_letter_exchange, routing_key="a")
+            assert len(await answers(channel, replies, 1)) == 1, headers
+        # Neither key nor reply address is UTF-8.
+        await publish(channel, names, "\udcff", reply_to="\udcfe")
+        await send("\udcff\udc80")
+        assert await answers(channel, replies, 1) == ["invalid"]
+        await publish(channel, names, "good", b"good")
+        assert await take(channel, names.request_queue(Key("good")), 1) == [b"good"]
+        assert await running.leads() == 1
 
 
 async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:

@@ -4,24 +4,16 @@ That keys, odd ones too, have queues of their own is in `tests/contract/test_req
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from broker_api import PATIENCE, ready_in
-from pydantic import SecretStr
 
-from osrdyne import amqp
-from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Delivery, Message
-from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.management.apply import apply_policies, declare_topology
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.broker.topology.policies import PolicySpec, pool_policy
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
-from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 KEY = Key("infra=42,timetable=24")
@@ -133,44 +125,3 @@ async def test_the_policy_is_written_when_it_has_changed_and_every_setting_is_ac
     assert await apply_policies(pool.management, policy) == [policy]
     assert await apply_policies(pool.management, policy) == []
     assert await pool.management.get_policy(policy.name) == policy
-
-
-async def test_other_arguments_are_a_conflict_that_names_the_object(pool_id, connection):
-    names = PoolNames(pool_id)
-    channel = await connection.channel()
-    [ours] = [queue for queue in pool_topology(pool_id).queues if queue.name == names.dead_letter_queue]
-    await channel.declare_queue(ours.name, arguments={**ours.arguments, "x-delivery-limit": 7})
-    with pytest.raises(BrokerConflictError, match=rf"{ours.name} .*x-delivery-limit.*pool\.id") as conflict:
-        await declare_topology(channel, pool_topology(pool_id))
-    assert "\n" not in str(conflict.value)
-    channel = await connection.channel()
-    await channel.delete_queue(ours.name)
-    await channel.declare_exchange(names.requests_exchange, "direct")
-    with pytest.raises(BrokerConflictError, match=rf"{names.requests_exchange} .*alternate-exchange"):
-        await declare_topology(channel, pool_topology(pool_id))
-
-
-@asynccontextmanager
-async def of_term(term: int, pool: str, uri: SecretStr) -> AsyncIterator[QueueDurability]:
-    """The queues of a leader that make RabbitMQ persist new ones, over a connection of its own."""
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri.get_secret_value()))
-    channels = ChannelPool(connection)
-    filling = asyncio.create_task(channels.run())
-    try:
-        yield QueueDurability(PoolNames(pool), channels, term=lambda: term, clock=SystemClock())
-        assert not connection.is_closed
-    finally:
-        filling.cancel()
-        await connection.close()
-
-
-async def write(durability: QueueDurability) -> None:
-    for _ in range(20):
-        await durability.persist()
-
-
-@pytest.mark.proves("broker/rabbitmq-3-10-still")
-async def test_next_leader_is_not_disturbed_by_commands_of_the_one_before(broker_settings, pool_id):
-    """With the names of the other term, RabbitMQ 3.10 would end the connection in every second turn (541)."""
-    async with of_term(1, pool_id, broker_settings.uri) as earlier, of_term(2, pool_id, broker_settings.uri) as later:
-        await asyncio.gather(write(earlier), write(later))

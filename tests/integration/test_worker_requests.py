@@ -30,14 +30,6 @@ SLEEPS = ("/sleep", "/sleep_thread")
 
 
 @one_loop
-async def test_request_is_answered(shared):
-    for path in ("/echo", "/echo_thread", b"/echo"):
-        response = await shared.caller.call(path, b"\x00\xffbody")
-        assert (response.status, response.code, response.body) == (Status.OK, 200, b"\x00\xffbody")
-        assert response.worker_id == f"{shared.names.pool}-w0"
-
-
-@one_loop
 @pytest.mark.parametrize(
     ("path", "body", "code", "details"),
     [
@@ -83,21 +75,6 @@ async def test_progress_comes_before_the_answer_in_order_to_a_caller_that_asks_f
     assert [json.loads(response.body).get("step") for response in responses] == [1, 2, 3, None]
     for headers in ({}, {"x-progress": False}, {"x-progress": 7}):
         assert not (await shared.caller.call("/progress", {"steps": 3}, headers=headers)).progress
-
-
-@one_loop
-@pytest.mark.proves("requests/request-body-handler-cannot")
-async def test_hostile_headers_are_answered_and_harmless(shared):
-    hostile: list[dict[str, object]] = [
-        {"x-rpc-path": 42},
-        {"x-rpc-path": b"\xff\xfe"},
-        {"x-deadline": "soon"},
-        {"accept": [1, {"a": None}]},
-        {"x-status": "ok", "x-worker-id": -1.5},
-    ]
-    for headers in hostile:
-        await shared.caller.call(None, b"{}", headers=headers)
-        assert (await shared.caller.call("/echo", b"alive")).body == b"alive", headers
 
 
 async def test_reports_of_a_worker_a_too_large_answer_and_cancels(pool):

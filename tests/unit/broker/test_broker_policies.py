@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.topology.declarations import QueueBinding, pool_topology, request_queue_arguments
 from osrdyne.broker.topology.policies import pool_policies, pool_policy
-from osrdyne.config.models import PoolSettings, RequestSettings, Settings, WorkerSettings
+from osrdyne.config.models import AuditSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
 from osrdyne.protocol.names import Key, PoolNames
 
 VERSIONS = ["3.10.8", "3.11.28", "3.12.0", "3.13.7", "4.0.5", "4.2.1", "4.3.6"]
@@ -101,3 +101,5 @@ def test_each_queue_of_the_controller_has_one_policy_of_the_pool():
         assert len([one for one in policies if re.search(one.pattern, queue)]) == 1, queue
     for queue in ("p_1-x", "p_1-orphan-x", "x-p_1-leader", "p_1-log-x"):
         assert not [one for one in policies if re.search(one.pattern, queue)], queue
+    [audit] = [one for one in policies if one.name == names.audit_policy]
+    assert audit.definition == {"max-length": 2 * AuditSettings().max_changes, "message-ttl": 30 * 86_400_000}
