@@ -291,7 +291,7 @@ async def test_whatever_a_client_sends_the_term_goes_on_and_other_keys_are_serve
 async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
     """The statuses of the next answers."""
     reading = await channel._connection.channel()
-    consumer = await reading.consume(queue)
+    consumer = await reading.consume(queue, no_ack=True)
     async with asyncio.timeout(SOON):
         deliveries = [await consumer.get() for _ in range(count)]
     await reading.close()
