@@ -4,7 +4,6 @@ On RabbitMQ, with real workers; the leader is killed while the circuit is open a
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +23,6 @@ CIRCUITS: dict[str, Any] = {
     "unlockQueues": {"enabled": True, "interval": 200},
 }
 KEYS = [f"g{number}" for number in range(SAMPLES)]
-
-
-@dataclass
-class Backend:
-    """What the requests of all groups need."""
-
-    directory: Path
-
-    @property
-    def body(self) -> bytes:
-        return json.dumps({"directory": str(self.directory)}).encode()
-
-    @property
-    def down(self) -> Path:
-        """While this file exists, the backend fails; while `hangs` exists, it hangs."""
-        return self.directory / "down"
-
-    @property
-    def hangs(self) -> Path:
-        return self.directory / "hangs"
-
-    @property
-    def served(self) -> list[str]:
-        """The names of the requests that ran."""
-        return (self.directory / "served").read_text().splitlines()
-
-
-@pytest.fixture
-def backend(tmp_path):
-    return Backend(tmp_path)
 
 
 def configure(daemon: DaemonProcess, directory: Path, **changes: object) -> None:
@@ -76,19 +45,25 @@ async def until_state(daemon: DaemonProcess, state: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.proves("circuits/leader-dies-probe-under", "circuits/requests-route-fail-circuit")
-async def test_circuit_of_a_failing_backend_opens_probes_and_closes(make_daemon, answers, backend, tmp_path):
+async def test_circuit_of_a_failing_backend_opens_probes_and_closes(make_daemon, answers, tmp_path):
+    down, hangs = tmp_path / "down", tmp_path / "hangs"
+    backend = json.dumps({"directory": str(tmp_path)}).encode()
     daemon = managed(make_daemon)
     await daemon.start()
     apply(daemon, tmp_path, {"upstream": "FROM /messages/* INTO $upstream"})
     configure(daemon, tmp_path)
 
+    def served():
+        """The names of the requests that ran."""
+        return (tmp_path / "served").read_text().splitlines()
+
     async def send(prefix, count):
         names = {key: numbered(f"{prefix} {key}", count) for key in KEYS}
         for key, mine in names.items():
-            await answers.send("any", mine, key=key, path="/backend", body=backend.body)
+            await answers.send("any", mine, key=key, path="/backend", body=backend)
         return [name for mine in names.values() for name in mine]
 
-    backend.down.touch()
+    down.touch()
     failing = await send("failing", 1)
     await until_state(daemon, "open")
     opened = await circuit(daemon)
@@ -101,20 +76,20 @@ async def test_circuit_of_a_failing_backend_opens_probes_and_closes(make_daemon,
     await daemon.restart()
     again = await circuit(daemon)
     assert [again[name] for name in ("status", "paused", "since")] == ["open", len(KEYS), opened["since"]]
-    assert len(backend.served) == len(failing)
+    assert len(served()) == len(failing)
 
-    backend.hangs.touch()
-    backend.down.unlink()
+    hangs.touch()
+    down.unlink()
     configure(daemon, tmp_path, openToHalfOpen={"enabled": True, "interval": 100})
-    await until(lambda: len(backend.served) == len(failing) + 1, "a probe runs", timeout=LONG)
+    await until(lambda: len(served()) == len(failing) + 1, "a probe runs", timeout=LONG)
     await daemon.restart()
     await until_state(daemon, "half_open")
-    assert (len(backend.served), (await circuit(daemon))["paused"]) == (len(failing) + 1, len(KEYS))
-    backend.hangs.unlink()
+    assert (len(served()), (await circuit(daemon))["paused"]) == (len(failing) + 1, len(KEYS))
+    hangs.unlink()
     await until_state(daemon, "closed")
     await answers.until_served([*failing, *held], timeout=LONG)
     await until(lambda: len(daemon.events("group resumed")) == len(KEYS), "all groups are resumed", timeout=LONG)
     assert [event["key"] for event in daemon.events("group resumed")] == order
     assert (answers.statuses(failing), answers.statuses(held)) == ({"error"}, {"ok"})
-    assert len(set(backend.served)) == len(backend.served)
+    assert len(set(served())) == len(served())
     assert answers.repeated() == 0

@@ -1,7 +1,6 @@
 """Commands as processes: a mistake is one line and an exit code, a signal or a closed pipe ends one in order."""
 
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 
@@ -84,13 +83,6 @@ def test_mistake_is_found_before_anything_starts(start, tmp_path, arguments, nam
     assert_one_line(start(*arguments, **variables), 2, *names)
 
 
-def test_port_that_is_taken_ends_the_daemon_at_once(start):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        run = start("run", "--driver", "noop", "--log-level", "error", "--set", f"api.port={port}")
-        assert_one_line(run, 2, str(port))
-
-
 def test_missing_daemon_is_one_line(start):
     assert_one_line(start("groups", "show", "k", "--api", "http://127.0.0.1:1"), 1, "http://127.0.0.1:1", "osrdyne run")
 
@@ -109,17 +101,6 @@ def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(start, number)
     assert process.returncode == 0, text
     assert "Traceback" not in text
     assert "hidden" not in text
-
-
-def test_interrupted_command_exits_with_130(start):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        process = start("status", "--api", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        connection, _ = silent.accept()
-        with connection:
-            connection.recv(1000)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (130, "")
 
 
 def test_output_into_a_closed_pipe_is_not_an_error(start):

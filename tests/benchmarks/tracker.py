@@ -6,13 +6,13 @@ stay in the processor's caches, which it does not in a daemon (where far more wo
 and would show the machine instead: a bare dict of 100,000 keys alone is ten times slower then than one of 1,000.
 """
 
-import asyncio
 import gc
 import itertools
 import time
 import tracemalloc
 from collections.abc import Callable
 
+from osrdyne.aio.clock import SystemClock
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.groups.transitions import Delays
@@ -43,21 +43,13 @@ def _compare(name: str, few: Callable[[], float], many: Callable[[], float]) -> 
     return figure(name, "µs", [Round(few(), many()) for _ in range(ROUNDS)], Goal(1.5))
 
 
-class HandClock:
+class HandClock(SystemClock):
     """Time that passes when the benchmark says so."""
 
-    def __init__(self) -> None:
-        self.now = 1_000.0
+    now = 1_000.0
 
     def monotonic(self) -> float:
         return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        await asyncio.sleep(0)
 
 
 class Pool:
