@@ -161,10 +161,12 @@ async def test_token_is_read_again_for_each_request(world, clock, tmp_path):
         await until_more(lambda: world.count("cold", "failed"))
         [shown] = scheduler.status()
         assert (str(file) in str(shown.partitions[0].error), world.tokens) == (True, [])
-        for token in ("first", "second"):
-            file.write_text(f"{token}\n")
-            await until_more(lambda: len(world.tokens))
-    assert (world.tokens[0], world.tokens[-1]) == ("first", "second")
+        with capture_logs() as logs:
+            for token in ("hidden-1", "hidden-2"):
+                file.write_text(f"{token}\n")
+                await until_more(lambda: len(world.tokens))
+    assert (world.tokens[0], world.tokens[-1]) == ("hidden-1", "hidden-2")
+    assert "hidden" not in f"{logs}{scheduler.status()}"
 
 
 async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(world, clock):
