@@ -66,11 +66,13 @@ async def test_leader_without_permission_keeps_its_term_and_its_answers(
 ):
     """Shown by `status`. Answers to direct reply-to and to a queue are sent when the user may publish again."""
     await management.put_permissions(user, Permissions(".*", ".*", ".*"))
-    limited = broker_settings.model_copy(update={"uri": SecretStr(uri_of(broker, user))})
+    # The leader token is published to the default exchange, too: no renewal must fall into this time.
+    limited = broker_settings.model_copy(update={"uri": SecretStr(uri_of(broker, user)), "leader_heartbeat": 120.0})
     async with daemon_of(settings_of(limited, pool_id)) as running, stage(broker.amqp_uri, f"{pool_id}-x") as scene:
         term, replies = await running.leads(), QueueName(f"{pool_id}-callers")
         await scene.channel.declare_queue(replies, exclusive=True)
         await management.put_permissions(user, Permissions(".*", NOT_THE_DEFAULT_EXCHANGE, ".*"))
+        await asyncio.sleep(3)  # RabbitMQ remembers the permissions of a channel until it has had nothing to do
         refused = Message(b"1", headers={"x-no-activate": True}, reply_to=replies)
         for key in ("a", "a", "b"):
             await scene.channel.publish(refused, exchange=PoolNames(pool_id).requests_exchange, routing_key=key)
