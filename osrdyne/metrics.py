@@ -53,11 +53,6 @@ class Metrics:
             ["reason", "route", "priority"],
             registry=registry,
         )
-        self.put_back = Counter(
-            "osrdyne_put_back",
-            "Requests at their delivery limit that returned to their queue, because others ended their workers.",
-            registry=registry,
-        )
         self.replies_failed = Counter(
             "osrdyne_replies_failed", "Replies of the controller that no queue accepted.", registry=registry
         )

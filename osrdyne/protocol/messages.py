@@ -30,8 +30,6 @@ ROUTE_HEADER = "x-osrdyne-route"
 COALESCE_HEADER = "x-osrdyne-coalesce"
 DUPLICATE_HEADER = "x-osrdyne-duplicate"
 FAILED_DELIVERIES_HEADER = "x-osrdyne-failed-deliveries"
-# When the leader put the request back, in milliseconds: RabbitMQ had counted deliveries that failed for another reason.
-PUT_BACK_HEADER = "x-osrdyne-put-back"
 SPLIT_HEADER = "x-osrdyne-split-from"
 REPLAY_HEADER = "x-osrdyne-replay"
 DELIVERY_COUNT_HEADER = "x-delivery-count"

@@ -376,8 +376,7 @@ class WorkerActions:
     def _note_evidence(self, entry: InventoryEntry, reported: WorkerReportState, end: WorkerDeath) -> None:
         """Record which requests ran in a worker that ended by itself or hung, and refuse the text that ended it."""
         instance = entry.instance
-        # Also of a worker whose requests all waited: RabbitMQ counts a failed delivery of each.
-        if reported.requests or reported.in_flight or reported.suspects:
+        if reported.requests:
             self._crashes.note(instance.key, end, reported.requests)
         if reported.blocked is not None:
             # Also in a process of several keys: the worker knows which handler it was.

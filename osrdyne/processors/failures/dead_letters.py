@@ -29,24 +29,15 @@ from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
-from osrdyne.processors.poison.evidence import PATIENCE, EvidenceCollector, fingerprint_of
+from osrdyne.processors.poison.evidence import EvidenceCollector, fingerprint_of
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.activity import text_fingerprint
-from osrdyne.protocol.deadlines import remaining_expiration
-from osrdyne.protocol.messages import (
-    DUPLICATE_HEADER,
-    FAILED_DELIVERIES_HEADER,
-    HOPS_HEADER,
-    PUT_BACK_HEADER,
-    ROUTE_HEADER,
-    Request,
-)
+from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 RUNS_OF_POISON = 2  # Workers that a request must have ended before its text is refused.
-PUT_BACKS = 5  # A request returns to its queue fewer times.
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 _DETAILS: dict[str, str] = {
@@ -125,7 +116,6 @@ class DeadLetterResponder:
         self._circuits = circuits
         self._poison = poison
         self._max_message_bytes = requests.max_message_bytes
-        self._is_managed = context.settings.pool.is_managed
         self._log: Logger = get_logger("dead_letters", pool=self._names.pool)
 
     async def run(self, consumer: Consumer) -> None:
@@ -164,11 +154,6 @@ class DeadLetterResponder:
             await delivery.ack()
             return
         reason = death.reason
-        if reason is Status.DELIVERY_LIMIT and await self._put_back(delivery, request, death):
-            # Crash before: the copy runs, and the next leader, which saw no deaths, answers the dead letter. After: the
-            # queue alone has the request.
-            await delivery.ack()
-            return
         # A worker rejects a suspect with a refused text, and RabbitMQ gives the same reason as for other rejects: only
         # the text distinguishes them.
         if reason is Status.REJECTED and self._is_poison(request, death):
@@ -181,40 +166,6 @@ class DeadLetterResponder:
         # A boundary of its own: the dead letter is answered, and an error here must not answer it once more.
         with ErrorBoundary(delivery, self._log):
             self._note_answered(delivery, request, reason, death)
-
-    async def _put_back(self, delivery: Delivery, request: Request, death: Death) -> bool:
-        """Return a request to its queue if the deaths of workers that did not run it explain the delivery limit. False
-        if they do not, or no queue takes it.
-
-        Its own count grows each time, at least by a `PUT_BACKS`th of the limit: nothing goes round without end.
-        """
-        if self._died_as_orphan(death):
-            return False
-        await self._poison.evidence.collect(delivery)  # waits for the report of the last death
-        limit, counted = self._poison.limit_of(Key(request.key)), delivery.headers.get(FAILED_DELIVERIES_HEADER)
-        failed = max(0, counted) if isinstance(counted, int) else 0
-        failed += max(-(-limit // PUT_BACKS), limit - self._poison.evidence.innocent_returns(delivery))
-        if failed >= limit:
-            return False
-        now = now_ms(self._clock)
-        headers = {**delivery.headers, HOPS_HEADER: 0, DUPLICATE_HEADER: True}
-        headers |= {FAILED_DELIVERIES_HEADER: failed, PUT_BACK_HEADER: now}
-        expiration = None if request.deadline_ms is None else remaining_expiration(request.deadline_ms, now_ms=now)
-        names, priority = self._names, priority_of(death.queue)
-        try:
-            # Crash before: the dead letter returns, and the next leader, which saw no deaths, answers it.
-            await self._publisher.publish(
-                delivery.to_message(headers=headers, expiration=expiration),
-                exchange=names.work_exchange(priority) if self._is_managed else names.requests_exchange,
-                routing_key=request.key,
-                mandatory=True,
-            )
-        except (PublishRefusedError, BrokerSilentError) as error:
-            self._log.warning("request not put back", key=request.key, error=str(error))
-            return False
-        self._metrics.put_back.inc()
-        self._log.info("request put back: others ended its workers", key=request.key, failed=failed)
-        return True
 
     def _note_answered(self, delivery: Delivery, request: Request, reason: Status, death: Death) -> None:
         """Count an answered dead letter, and send a copy of a poison request."""
@@ -271,10 +222,8 @@ class DeadLetterResponder:
 
     async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
         """Put the request into the poison inventory; when that is confirmed, return the detail of the answer."""
-        # May wait a few seconds for the report of the last death; the dead letter stays unacknowledged meanwhile. For a
-        # request at its limit that was waited for before.
-        is_late = reason is Status.DELIVERY_LIMIT
-        deaths = await self._poison.evidence.collect(delivery, patience=0.0 if is_late else PATIENCE)
+        # May wait a few seconds for the report of the last death; the dead letter stays unacknowledged meanwhile.
+        deaths = await self._poison.evidence.collect(delivery)
         # RabbitMQ 3.10 drops the count when it dead-letters.
         limit = self._poison.limit_of(Key(delivery.routing_key))
         # A worker rejects it after two runs: the third delivery was the last.

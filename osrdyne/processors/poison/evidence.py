@@ -1,7 +1,7 @@
 """The evidence on a request's failed deliveries: the deaths of workers that were running it.
 
-RabbitMQ's delivery count decides which request may be poison. The evidence shows how many of these deliveries failed
-because other requests ended the worker, and explains the others to an operator. Collected by the dead letter responder.
+RabbitMQ's delivery count decides which request is poison; the evidence only explains it to an operator. Collected by
+the dead letter responder.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.workers.crashes import DeathRegister
 from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.protocol.activity import fingerprint
-from osrdyne.protocol.messages import PATH_HEADER, PUT_BACK_HEADER
+from osrdyne.protocol.messages import PATH_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.protocol.statuses import decode_text
 
 # Seconds to wait for the driver to report the last worker's death, which RabbitMQ has already noticed.
 PATIENCE = 3.0
-INNOCENT_TIME = 600.0  # Seconds for which the death of a worker may explain a failed delivery of a request.
 
 
 def fingerprint_of(delivery: Delivery) -> str:
@@ -44,22 +43,14 @@ class EvidenceCollector:
         self._worker_reports = worker_reports
         self._crashes = crashes
 
-    async def collect(self, delivery: Delivery, *, patience: float = PATIENCE) -> tuple[WorkerDeath, ...]:
+    async def collect(self, delivery: Delivery) -> tuple[WorkerDeath, ...]:
         """The deaths of workers that ran the request, earliest first; waits a little for the report of the last one."""
         key, request = Key(delivery.routing_key), fingerprint_of(delivery)
-        until = self._clock.monotonic() + patience
+        until = self._clock.monotonic() + PATIENCE
         # A worker that still counts as running it has most likely just died: its death is the evidence to wait for.
         while self._is_reported_running(key, request) and (left := until - self._clock.monotonic()) > 0:
             await self._next_death(left)
         return self._crashes.of_request(key, request)
-
-    def innocent_returns(self, delivery: Delivery) -> int:
-        """How many workers of its key have died lately, or since the request was put back, while they did not run it.
-        RabbitMQ has counted a failed delivery for each of them that held the request."""
-        since = self._clock.time() - INNOCENT_TIME
-        if isinstance(put_back := delivery.headers.get(PUT_BACK_HEADER), int):
-            since = max(since, put_back / 1000)
-        return self._crashes.without_request(Key(delivery.routing_key), fingerprint_of(delivery), since=since)
 
     def _is_reported_running(self, key: Key, request: str) -> bool:
         return any(request in worker.requests for worker in self._worker_reports.of_key(key))

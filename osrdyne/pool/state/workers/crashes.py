@@ -43,14 +43,6 @@ class DeathRegister:
             if known == key and fingerprint in requests
         )
 
-    def without_request(self, key: Key, fingerprint: str, *, since: float) -> int:
-        """How many workers of the key have died since then (seconds since the epoch) while they did not run this
-        request."""
-        return sum(
-            known == key and death.at >= since and fingerprint not in requests
-            for known, death, requests in self._deaths
-        )
-
 
 MAX_ENDED_KEYS = 500
 MAX_ENDED_SLOTS = 10
