@@ -2,19 +2,16 @@
 
 Spark keeps one list for all sessions, and finds cached data by comparing plans. Two reads of a path have equal plans,
 also if its files were replaced in between: data that an earlier load has cached would be served as that of a later one.
-`ListedFiles.java` makes the listed files a part of the plan. Source: decision 0133.
+Source: decision 0133.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from osrdyne.logs import get_logger
-from osrdyne_worker.spark.java.janino import compiled_class
 
 log = get_logger(__name__)
 
@@ -25,26 +22,6 @@ LOAD = "spark.osrdyne.load"
 VIEW_PREFIX = "osrdyne_cached_"
 """Names of the views that the SQL pipeline caches. Their plans name the version of their data, so that no other load
 uses them, and the pipeline removes them."""
-_CONSTANT = {"LocalTableScanExec", "RangeExec", "RDDScanExec", "OneRowRelationExec", "EmptyRelationExec"}
-"""Leaves of physical plans that always have the same rows."""
-
-
-@contextmanager
-def listed_files_compared(configured: str) -> Iterator[str]:
-    """Let the session that this thread builds use cached data only for the files that it was read from. Yields the
-    value of `spark.sql.extensions`, in place of the configured one."""
-    from pyspark import SparkContext
-
-    SparkContext._ensure_initialized()
-    gateway: Any = SparkContext._gateway
-    thread = gateway.jvm.Thread.currentThread()
-    before = thread.getContextClassLoader()
-    compiled = compiled_class(gateway, files(__package__) / "ListedFiles.java")
-    thread.setContextClassLoader(compiled.getClassLoader())
-    try:
-        yield ",".join(filter(None, (configured, str(compiled.getName()))))
-    finally:
-        thread.setContextClassLoader(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +38,12 @@ class CachedData:
         """Remove it from memory. Frames that use it read their files again."""
         self.manager.uncacheQuery(session._jsparkSession, self.entry.plan(), False, False)
 
-    def may_have_changed(self) -> bool:
-        """Whether a read of changed data may have an equal plan."""
-        return _may_have_changed(self.entry.cachedRepresentation())
+    def has_changed(self) -> bool:
+        """Whether files that it was read from have changed since they were listed."""
+        return any(_has_changed(leaf) for leaf in _elements(self._plan().collectLeaves()))
+
+    def _plan(self) -> Any:
+        return self.entry.cachedRepresentation().cacheBuilder().cachedPlan()
 
 
 def cached_data(session: Any) -> Iterator[CachedData]:
@@ -92,14 +72,14 @@ def cached_data(session: Any) -> Iterator[CachedData]:
 def forget_former_loads(session: Any, *, owner: str | None, load: str) -> None:
     """Remove what earlier loads have cached, so that the load of `session` reads its files.
 
-    `owner`: of a key that shares its Spark. Data of other keys is removed as well if its plan does not say what was
-    read, as of a database: it may equal one of this load.
+    `owner`: of a key that shares its Spark. Data of other keys is removed as well if its files have changed: its plan
+    may equal one of this load.
     """
     for cached in list(cached_data(session)):
         if cached.name is not None and cached.name.startswith(VIEW_PREFIX):
             continue
         is_own = owner is None or cached.owner == owner
-        if cached.load != load if is_own else cached.may_have_changed():
+        if cached.load != load if is_own else cached.has_changed():
             cached.remove(session)
 
 
@@ -122,17 +102,13 @@ def _elements(sequence: Any) -> Iterator[Any]:
         yield elements.next()
 
 
-def _may_have_changed(relation: Any) -> bool:
-    """Of an `InMemoryRelation`, which may have been computed from others."""
-    for leaf in _elements(relation.cacheBuilder().cachedPlan().collectLeaves()):
-        kind = leaf.getClass().getSimpleName()
-        if kind == "InMemoryTableScanExec":
-            if _may_have_changed(leaf.relation()):
-                return True
-        elif kind == "FileSourceScanExec":
-            # Otherwise the index of a catalog or of Delta Lake: unknown.
-            if not hasattr(leaf.relation().location(), "allFiles"):
-                return True
-        elif kind not in _CONSTANT:
-            return True
-    return False
+def _has_changed(leaf: Any) -> bool:
+    if leaf.getClass().getSimpleName() != "FileSourceScanExec":
+        return False
+    location = leaf.relation().location()
+    if not hasattr(location, "allFiles"):
+        return True  # the index of a catalog or of Delta Lake: unknown
+    # The text has the path, the size and the time of each file.
+    before = str(location.allFiles())
+    location.refresh()
+    return str(location.allFiles()) != before

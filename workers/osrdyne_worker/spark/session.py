@@ -26,7 +26,7 @@ from osrdyne.protocol.spark_master import MasterKind, SparkMaster
 from osrdyne_worker.app.app import Context, KeySessions, importing
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
-from osrdyne_worker.spark.cached_data import LOAD, forget_former_loads, listed_files_compared
+from osrdyne_worker.spark.cached_data import LOAD, forget_former_loads
 from osrdyne_worker.spark.cluster import (
     PROBE_SHARE,
     ClusterLimits,
@@ -96,7 +96,6 @@ _LEAST_HEAP = re.compile(r"\s*(?:\d+[gtp]b?|(?:[3-9]\d\d|\d{4,})mb?)\s*", re.IGN
 
 MAX_REASONS = 100
 """Groups whose reason for a cancel is remembered. The heap watch cancels one in several seconds."""
-EXTENSIONS = "spark.sql.extensions"
 _CLASS_NAME = re.compile(r"(?:[a-z_]\w*\.){2,}[A-Z][\w$]*")
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|account\.?key", re.IGNORECASE)
 
@@ -615,12 +614,8 @@ def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None,
         from pyspark.sql import SparkSession
 
         started = Jvm.present() if starting is None else starting.connect()
-        with (
-            listed_files_compared(conf.get(EXTENSIONS, "")) as extensions,
-            scheduler_of_keys(master) if of_keys else nullcontext(),
-        ):
-            settings: dict[str, Any] = {**conf, EXTENSIONS: extensions}
-            return SparkSession.builder.master(master.text).config(map=settings).getOrCreate(), started
+        with scheduler_of_keys(master) if of_keys else nullcontext():
+            return SparkSession.builder.master(master.text).config(map=dict(conf)).getOrCreate(), started
     except JvmStartError as error:
         raise StartFailedError(f"Spark's Java process could not be started: {error}") from None
     except Exception as error:
