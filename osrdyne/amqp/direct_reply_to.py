@@ -40,6 +40,7 @@ from osrdyne.errors import (
 PUBLISH_ATTEMPTS = 4
 # About two seconds in all: a caller that reads its queue has made room by then.
 QUEUE_FULL = Backoff(initial=0.1, factor=4.0, maximum=2.0)
+REFUSED = Backoff(initial=0.1, factor=4.0, maximum=10.0)  # Each refusal costs a channel.
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."  # The beginning of every address, with its dot.
 CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE = 60.0  # Seconds for which a reply waits for a connection; most callers have given up after that.
@@ -255,7 +256,7 @@ class GuardedChannel:
         return await self._direct.has_consumer(address)
 
     async def ping(self) -> None:
-        await self._channel.ping()
+        await (await self._open_channel()).ping()
 
     async def wait_closed(self) -> BaseException | None:
         """Wait until the channel is closed for good; return the reason, or None if this side closed it."""
@@ -307,7 +308,7 @@ async def publish_reply(
                 raise
             if attempt == PUBLISH_ATTEMPTS:
                 on_wait()
-            delay = QUEUE_FULL.delay(attempt)
+            delay = (REFUSED if isinstance(error, BrokerAccessError) else QUEUE_FULL).delay(attempt)
             if until is not None:
                 left = until - clock.monotonic()
                 if left <= 0:

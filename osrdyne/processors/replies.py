@@ -28,18 +28,20 @@ from osrdyne.protocol.statuses import Status
 UNTIL_NO_DEADLINE = 600.0  # Seconds for which the answer to a request without a deadline is tried, as by workers.
 AT_LEAST = 2.1  # Seconds for which every answer is tried: a caller that reads its queue has made room by then.
 MAX_WAITING = 1000  # Each holds its request in memory. Answers beyond it are dropped after `AT_LEAST`.
-MAX_WAITING_OF_QUEUE = 200  # The same for one full reply queue: a client must not take the places of the others.
+MAX_WAITING_BYTES = 128 * 1024 * 1024  # Of the requests of these answers: others must still be taken.
+MAX_WAITING_OF_QUEUE, MAX_WAITING_BYTES_OF_QUEUE = 200, 32 * 1024 * 1024
+"""The same for one full reply queue: a client must not take the places of the others."""
 COMPONENT = "answers"
 FULL, NO_PERMISSION = "full reply queues", "no permission for the default exchange"
 
 
 @dataclass(slots=True)
 class _Wait:
-    """An answer that waits. `reason`: why its queue did not take it last. `aside`: in a task of its own."""
+    """An answer that waits. `reason`: why its queue did not take it last. `size`: bytes of its request."""
 
     address: str
     reason: str
-    aside: bool
+    size: int
 
 
 class Replier:
@@ -51,6 +53,7 @@ class Replier:
         self._forgeries = forgeries
         self._reference_statuses = context.settings.requests.statuses == "reference"
         self._waiting: dict[asyncio.Task[object], _Wait] = {}
+        self._finished = False
         self._log: Logger = get_logger("replies", pool=context.names.pool)
 
     async def answer(
@@ -71,8 +74,8 @@ class Replier:
         leader, or is full for too long). That is counted, and the caller may acknowledge the request.
         `set_aside`: called when the answer will be tried until the deadline of the request, so that the caller goes on
         with others. The task must then be one of this answer alone: it is cancelled at the end of the term. Without it
-        the answer is tried for `AT_LEAST` seconds, and longer only without permission: no other answer can go first
-        then.
+        the answer is tried for `AT_LEAST` seconds. Raises `BrokerAccessError` if the daemon may not publish then: that
+        ends the term, and the next leader answers.
         `code`: None for that of the status. `subject`: the member of the body that has the answer; by default
         `discarded` for the status ok, else `error`.
         """
@@ -100,6 +103,8 @@ class Replier:
         try:
             await self._publish(message, request, set_aside)
         except (PublishRefusedError, BrokerSilentError, BrokerAccessError) as error:
+            if isinstance(error, BrokerAccessError) and set_aside is None:
+                raise
             self._metrics.replies_failed.inc()
             self._log.warning("answer not delivered", key=request.key, status=str(status), error=str(error))
 
@@ -116,11 +121,12 @@ class Replier:
                 reason = FULL if isinstance(error, QueueFullError) else NO_PERMISSION
                 if (waiting := self._waiting.get(task)) is not None:
                     waiting.reason = reason
-                elif (set_aside is not None or reason is NO_PERMISSION) and self._has_room(address, reason):
+                elif set_aside is not None and self._finished:
+                    task.cancel()  # as `finish` does
+                elif set_aside is not None and self._has_room(wait := _Wait(address, reason, len(request.body))):
                     # Crash from here on: the request returns to its queue, and the next leader answers it.
-                    self._waiting[task] = _Wait(address, reason, aside=set_aside is not None)
-                    if set_aside is not None:
-                        set_aside()
+                    self._waiting[task] = wait
+                    set_aside()
                 raise
 
         def check() -> None:
@@ -139,9 +145,14 @@ class Replier:
             return UNTIL_NO_DEADLINE
         return min(UNTIL_NO_DEADLINE, (request.deadline_ms - now_ms(self._clock)) / 1000)
 
-    def _has_room(self, address: str, reason: str) -> bool:
-        of_queue = sum(other.address == address for other in self._waiting.values())
-        return len(self._waiting) < MAX_WAITING and (reason is not FULL or of_queue < MAX_WAITING_OF_QUEUE)
+    def _has_room(self, wait: _Wait) -> bool:
+        others = [*self._waiting.values()]
+        if len(others) >= MAX_WAITING or sum(other.size for other in others) + wait.size > MAX_WAITING_BYTES:
+            return False
+        of_queue = [other.size for other in others if other.address == wait.address]
+        if wait.reason is not FULL:
+            return True
+        return len(of_queue) < MAX_WAITING_OF_QUEUE and sum(of_queue) + wait.size <= MAX_WAITING_BYTES_OF_QUEUE
 
     def finding(self) -> Finding | None:
         """The finding for `status` and `doctor`: how many answers wait, and why. None if none does."""
@@ -154,6 +165,6 @@ class Replier:
     def finish(self) -> None:
         """Give up the answers that wait, because the term ends: RabbitMQ returns their requests to their queues, and
         the next leader answers them."""
-        for task, waiting in self._waiting.items():
-            if waiting.aside:
-                task.cancel()
+        self._finished = True
+        for task in self._waiting:
+            task.cancel()

@@ -479,7 +479,8 @@ class Worker:
             reserve = min(CLOSING_TIME, (self._settings.stop_grace if reason.grace is None else reason.grace) / 2)
         # Before the session is closed, which may take long: other workers can run the requeued requests meanwhile.
         await self._finish_requests(reserve)
-        if self._loading_done:
+        # A coroutine that stops the application would wait behind the one that blocks its loop.
+        if self._loading_done and not isinstance(reason, LoopBlocked):
             await at_most(0.5 * reserve, self._parts.loader.stop(started=self._ready))
         self._reporter.flush()
         await at_most(0.1 * reserve, self._reporter.flushed())

@@ -122,6 +122,9 @@ class Destinations:
             destination.check(silences)
             await send(self._shared)
             destination.confirmed_at = self._clock.monotonic()
+        except BrokerAccessError:
+            destination.confirmed_at = None  # the next refusal must not close the shared channel
+            raise
         except BrokerSilentError:
             destination.fell_silent(silences)
             raise

@@ -23,7 +23,7 @@ ATOM = "http://www.w3.org/2005/Atom"
 CONNECT = "https://schemas.microsoft.com/ws/2007/08/connect"
 ADDRESSING = "http://www.w3.org/2005/08/addressing"
 """WS-Addressing 1.0: PoisonMessageDrop is an endpoint reference, with its address in an element `Address`."""
-MAX_CHARACTERS = 64 * 1024  # An entry with every element has about 3,000.
+MAX_CHARACTERS = 8 * 1024  # An entry with every element has about 3,000. The parser repeats a namespace in each name.
 MAX_DEPTH = 16
 
 _POLICY = "QueuePolicy"

@@ -61,4 +61,4 @@ def _shortest(load: Load, *days: float | None) -> float | None:
 def _limit(table: Any, name: str) -> int | None:
     """A limit of a table in `worker.config`, which the application checks."""
     found = table.get(name) if isinstance(table, Mapping) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**63 else None

@@ -69,6 +69,7 @@ class ReattachedWorkers:
     async def check(self) -> None:
         """Check the groups of idle workers once."""
         idle = {worker.key for worker in self._worker_reports.all() if self._is_idle(worker.key)}
+        self._asked &= idle
         if not idle:
             return  # without a listing
         totals = await self._listings.list_message_totals()
