@@ -62,12 +62,13 @@ async def test_answer_waits_for_the_permission_to_publish_it(broker, pool_id, ma
 
 @pytest.mark.proves("requests/reply-queue-full")
 async def test_leader_without_permission_keeps_its_term_and_its_answers(
-    broker, broker_settings, pool_id, management, user
+    broker, broker_settings, pool_id, management, user, monkeypatch
 ):
     """Shown by `status`. Answers to direct reply-to and to a queue are sent when the user may publish again."""
     await management.put_permissions(user, Permissions(".*", ".*", ".*"))
     # The leader token is published to the default exchange, too: no renewal must fall into this time.
-    limited = broker_settings.model_copy(update={"uri": SecretStr(uri_of(broker, user)), "leader_heartbeat": 120.0})
+    monkeypatch.setattr("osrdyne.broker.leadership.token.RENEW_EVERY_WHERE_REATTACHED", 300.0)
+    limited = broker_settings.model_copy(update={"uri": SecretStr(uri_of(broker, user))})
     async with daemon_of(settings_of(limited, pool_id)) as running, stage(broker.amqp_uri, f"{pool_id}-x") as scene:
         term, replies = await running.leads(), QueueName(f"{pool_id}-callers")
         await scene.channel.declare_queue(replies, exclusive=True)
