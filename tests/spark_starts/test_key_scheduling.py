@@ -19,7 +19,7 @@ from osrdyne_worker.spark.session import SparkSessions
 CONF = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 SPARK = {"master": "local[2]", "conf": {**CONF, "spark.sql.shuffle.partitions": 2}}
 ENDLESS = "select count(*) from range(0, 1000000000000000, 1, 2) where id % 7 = 8"
-LONG = "select count(*) from range(0, 40000000000, 1, 400) where id % 7 = 8"
+LONG = "select count(*) from range(0, 160000000000, 1, 400) where id % 7 = 8"
 
 def context(name):
     return Context(key=Key(name), worker_id=name, worker_config={"spark": SPARK})
@@ -49,7 +49,9 @@ shared = sessions.build_shared(context("process"))
 together = shared.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(lambda rows: rows).collect()
 keys = [OneKey(name) for name in ("a endless", "b long", "c long", "z short")]
 scans, short = keys[:3], keys[3]
-scanning = [key.ask(ENDLESS if "endless" in key.name else LONG) for key in scans]
+scanning = [scans[0].ask(ENDLESS)]
+time.sleep(5)  # then its tasks have used so much that they are stopped only for keys that starve
+scanning += [key.ask(LONG) for key in scans[1:]]
 answers = [short.ask("select id % 2, count(*) from range(100) group by 1").result() for _ in range(5)]
 wait_for(lambda: all(sum(stage.numCompletedTasks for stage in key.tasks()) > 0 for key in scans[1:]))
 wait_for(lambda: sum(stage.numActiveTasks for key in scans for stage in key.tasks()) <= 2)

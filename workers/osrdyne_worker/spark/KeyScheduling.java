@@ -32,8 +32,9 @@ import scala.collection.mutable.ArrayBuffer;
  * and of pools without a running task the first one by name is next. Here the pool is next that has used least lately.
  * There are several places for tasks on each core. A pool takes one on each core while they are free, and its share
  * otherwise. A pool with a task that has run long is slow for a while: all slow pools together take one place on each
- * core. What they take beyond when a pool becomes slow is stopped, and runs again later. The other places are for short
- * queries, whose tasks then share the cores with those of the slow pools.
+ * core. What they take beyond when a pool becomes slow is stopped, and runs again later. So is a task beyond the share of
+ * its pool when another slow pool has waited long for a place. The other places are for short queries, whose tasks then
+ * share the cores with those of the slow pools.
  *
  * Compiled by Janino (see spark/java/janino.py): only Java that Janino supports is used.
  */
@@ -246,43 +247,69 @@ public final class KeyScheduling implements ExternalClusterManager {
         /** Find the slow pools, and stop tasks of theirs beyond one place on each core. */
         synchronized void check() {
             boolean waits = false;
+            boolean starves = false;
             Map cpuTimes = cpuTimes();
-            List young = new ArrayList();
+            List tasks = new ArrayList();
             for (int i = 0; i < pools.size(); i++) {
                 KeyPool pool = (KeyPool) pools.get(i);
-                pool.check(cpuTimes, young);
+                pool.check(cpuTimes, tasks);
                 waits |= !pool.schedulableQueue().isEmpty();
+                starves |= pool.starves();
             }
             int share = share(true);
-            for (int beyond = running(true) - tasksAtOnce(); beyond > 0 && !young.isEmpty(); beyond--) {
-                YoungTask last = (YoungTask) young.get(0);
-                for (int i = 1; i < young.size(); i++) {
-                    YoungTask task = (YoungTask) young.get(i);
-                    last = task.goesBefore(last, share) ? task : last;
+            for (int beyond = running(true) - tasksAtOnce(); beyond > 0; beyond--) {
+                SlowTask last = null;
+                for (int i = 0; i < tasks.size(); i++) {
+                    SlowTask task = (SlowTask) tasks.get(i);
+                    last = task.isYoung && (last == null || task.goesBefore(last, share)) ? task : last;
                 }
-                young.remove(last);
-                last.pool.stopping++;
-                killTaskAttempt(last.id, true, "other keys need the place of a long task");
+                if (last == null) {
+                    break;
+                }
+                tasks.remove(last);
+                stop(last);
+            }
+            if (starves) {
+                SlowTask last = null;
+                for (int i = 0; i < tasks.size(); i++) {
+                    SlowTask task = (SlowTask) tasks.get(i);
+                    last = task.isBeyond(share) && (last == null || task.id > last.id) ? task : last;
+                }
+                if (last != null) {
+                    stop(last);
+                }
             }
             if (waits) {
                 backend().reviveOffers(); // a pool may not be slow any more
             }
         }
+
+        private void stop(SlowTask task) {
+            task.pool.stopping++;
+            killTaskAttempt(task.id, true, "other keys need the place of a long task");
+        }
     }
 
-    /** A task of a slow pool that may be stopped, because it has not done much yet. */
-    public static final class YoungTask {
+    /** A task of a slow pool. `isYoung`: it has not done much yet. */
+    public static final class SlowTask {
         final long id;
         final KeyPool pool;
+        final boolean isYoung;
 
-        YoungTask(long id, KeyPool pool) {
+        SlowTask(long id, KeyPool pool, boolean isYoung) {
             this.id = id;
             this.pool = pool;
+            this.isYoung = isYoung;
         }
 
-        boolean goesBefore(YoungTask other, int share) {
-            boolean mine = pool.running() - pool.stopping > share;
-            boolean others = other.pool.running() - other.pool.stopping > share;
+        /** Whether its pool runs more tasks than its share. */
+        boolean isBeyond(int share) {
+            return pool.running() - pool.stopping > share;
+        }
+
+        boolean goesBefore(SlowTask other, int share) {
+            boolean mine = isBeyond(share);
+            boolean others = other.isBeyond(share);
             return mine == others ? id > other.id : mine;
         }
     }
@@ -311,9 +338,11 @@ public final class KeyScheduling implements ExternalClusterManager {
         /** A task may wait for Python or for a store. */
         private static final long SLOW_AGE = 15000;
         private static final long SLOW_FOR = 60000;
-        /** A task that has used more is not stopped: its work would be lost. */
+        /** A task that has used more is stopped only for a pool that starves: its work is lost. */
         private static final long YOUNG_CPU = 3000;
         private static final long YOUNG_AGE = 20000;
+        /** How long a slow pool waits for a place before it starves. */
+        private static final long PATIENCE = 10000;
         private static final double MEMORY = 30000;
 
         private final Scheduler scheduler;
@@ -322,6 +351,7 @@ public final class KeyScheduling implements ExternalClusterManager {
         private double used;
         private long usedUntil = now();
         private long slowUntil = now();
+        private long waitsSince = Long.MAX_VALUE;
 
         KeyPool(String name, Scheduler scheduler) {
             super(name, SchedulingMode.FIFO(), 0, 1);
@@ -338,6 +368,11 @@ public final class KeyScheduling implements ExternalClusterManager {
 
         boolean isSlow() {
             return now() < slowUntil;
+        }
+
+        /** Whether it is slow, and others have taken all places for long. */
+        boolean starves() {
+            return isSlow() && now() - PATIENCE > waitsSince;
         }
 
         /** By which Spark orders the pools: how long its tasks have run lately, in milliseconds, and not their number. */
@@ -371,11 +406,13 @@ public final class KeyScheduling implements ExternalClusterManager {
             return scheduler.takes(this) ? super.getSortedTaskSetQueue() : new ArrayBuffer();
         }
 
-        /** Note whether a task runs long. Adds those of its tasks to `young` that have not done much yet. */
-        void check(Map cpuTimes, List young) {
+        /** Note whether a task runs long, and since when it waits. Adds its tasks to `slow` if it is slow. */
+        void check(Map cpuTimes, List slow) {
             account();
             stopping = 0;
-            List stoppable = new ArrayList();
+            boolean waits = running == 0 && !schedulableQueue().isEmpty();
+            waitsSince = waits ? Math.min(waitsSince, now()) : Long.MAX_VALUE;
+            List tasksOfPool = new ArrayList();
             for (Iterator sets = schedulableQueue().iterator(); sets.hasNext();) {
                 TaskSetManager tasks = (TaskSetManager) sets.next();
                 for (scala.collection.Iterator ids = tasks.runningTasksSet().iterator(); ids.hasNext();) {
@@ -387,13 +424,12 @@ public final class KeyScheduling implements ExternalClusterManager {
                     if (cpu > SLOW_CPU || age > SLOW_AGE) {
                         slowUntil = now() + SLOW_FOR;
                     }
-                    if (cpu < YOUNG_CPU && age < YOUNG_AGE) {
-                        stoppable.add(new YoungTask(task.taskId(), this));
-                    }
+                    boolean isYoung = cpu < YOUNG_CPU && age < YOUNG_AGE;
+                    tasksOfPool.add(new SlowTask(task.taskId(), this, isYoung));
                 }
             }
             if (isSlow()) {
-                young.addAll(stoppable);
+                slow.addAll(tasksOfPool);
             }
         }
     }
