@@ -8,7 +8,7 @@ RABBITMQ_IMAGE ?= rabbitmq:4-management
 # build/junit, from which tools/test_times prints what is slow. A run in which many tests fail ends early: if each of
 # them waited for its time limit, the run would take hours.
 PYTEST := $(BIN)/pytest --maxfail=8
-TIER = $(PYTEST) --tier $(1) --junitxml=build/junit/$(1).xml --durations=10
+TIER = $(PYTEST) --tier $(1) --junitxml=build/junit/$(1).xml --durations=10 --no-loadscope-reorder
 
 .PHONY: help setup setup-tests demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-process test-spark test-rabbitmq4 test-docker test-kubernetes test-all test-nightly bench docs model chaos histories mutants fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
 
@@ -73,7 +73,7 @@ test-kubernetes: setup-tests ## Test the Kubernetes driver and the Helm chart on
 	$(call TIER,kubernetes) -n 3 --dist load tests/kubernetes $(ARGS)
 
 test-nightly: setup-tests ## Run what takes long: demos, tutorials, full scale, systemd, TPC-DS, attacks of long life
-	$(call TIER,nightly) -n 2 --dist loadgroup --hypothesis-profile=thorough tests $(ARGS)
+	$(call TIER,nightly) -n 2 --dist loadfile --hypothesis-profile=thorough tests $(ARGS)
 
 test-all: export HYPOTHESIS_PROFILE := thorough
 test-all: check test test-process test-spark test-rabbitmq4 test-docker test-kubernetes test-nightly test-delta test-hdfs test-s3 histories model ## Run everything, before a release; takes some hours
