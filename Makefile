@@ -51,17 +51,17 @@ check: setup-tests ## Check formatting, lint, types, import rules, shell scripts
 test: setup-tests ## Run the tests without processes of their own, on fakes and RabbitMQ: 5 minutes on two cores
 	$(call TIER,test) -n 4 --dist loadfile tests $(ARGS)
 
-test-process: setup-tests ## Run daemons, workers and commands as processes, with faults: 5 minutes
+test-process: setup-tests ## Run daemons, workers and commands as processes, with faults: 3 minutes
 	$(call TIER,process) -n 8 --dist loadfile tests $(ARGS)
 
 # The archive of classes halves the processor time of each start of Java; the first start on a machine writes it.
-test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spark: 6 minutes
+test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spark: 5 minutes
 	$(BIN)/osrdyne spark warm-archive >/dev/null
 	$(call TIER,spark) -n 3 --dist loadfile tests $(ARGS)
 
 # Ryuk, the clean-up container of testcontainers, needs an image that may be missing. The tests remove what they start.
 test-rabbitmq4 test-docker test-nightly chaos: export TESTCONTAINERS_RYUK_DISABLED := true
-test-rabbitmq4: setup-tests ## Repeat the tests about RabbitMQ, and a short fault run, on RabbitMQ 4: 3 minutes
+test-rabbitmq4: setup-tests ## Repeat the tests about RabbitMQ, and a short fault run, on RabbitMQ 4: 2 minutes
 	$(call TIER,rabbitmq4) --rabbitmq-image $(RABBITMQ_IMAGE) -n 4 --dist loadfile tests $(ARGS)
 	$(BIN)/python -m tests.chaos.run --seed 31 --minutes 0.275 --interval 1.5 --image $(RABBITMQ_IMAGE)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-BUDGETS = {"test": 300, "process": 300, "spark": 360, "rabbitmq4": 200, "docker": 240, "kubernetes": 150}
+BUDGETS = {"test": 300, "process": 180, "spark": 300, "rabbitmq4": 100, "docker": 220, "kubernetes": 100}
 """Seconds of wall time on two cores."""
 TOLERANCE = 1.5
 LEAST = 0.05
