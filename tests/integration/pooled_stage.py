@@ -126,6 +126,6 @@ class PooledStage:
 
 
 @asynccontextmanager
-async def pooled_stage(uri: str, pool: str) -> AsyncIterator[PooledStage]:
-    async with stage(uri, pool, PROCESS_KEY) as made:
+async def pooled_stage(uri: str, pool: str, *, forked: bool = False) -> AsyncIterator[PooledStage]:
+    async with stage(uri, pool, PROCESS_KEY, forked=forked) as made:
         yield PooledStage(made)

@@ -56,7 +56,7 @@ async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_l
 
 @pytest.mark.proves("hostile/hostile-messages-any-queue", "hostile/forged-direct-reply-address")
 async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_worker(broker, pool_id):
-    async with stage(broker.amqp_uri, pool_id) as pool, raw_publisher(broker.amqp_uri) as raw:
+    async with stage(broker.amqp_uri, pool_id, forked=True) as pool, raw_publisher(broker.amqp_uri) as raw:
         worker = await pool.start(runtime={"concurrency": 4, "skip_abandoned": True})
         for address in FORGED:
             message = Message(b"x", headers={"x-rpc-path": "/echo"}, reply_to=address)

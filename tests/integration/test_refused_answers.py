@@ -42,7 +42,7 @@ async def ask(scene: Stage, replies: QueueName, path: str = "/echo", **propertie
 @pytest.mark.proves("requests/reply-queue-full")
 async def test_answer_waits_for_the_permission_to_publish_it(broker, pool_id, management, user):
     """No request runs twice: the handler counts its runs in the queue of its own answers."""
-    async with stage(broker.amqp_uri, pool_id) as scene:
+    async with stage(broker.amqp_uri, pool_id, forked=True) as scene:
         replies = QueueName(f"{pool_id}-callers")
         await scene.channel.declare_queue(replies, exclusive=True)
         await management.put_permissions(user, Permissions(".*", NOT_THE_DEFAULT_EXCHANGE, ".*"))
@@ -69,7 +69,10 @@ async def test_leader_without_permission_keeps_its_term_and_its_answers(
     # The leader token is published to the default exchange, too: no renewal must fall into this time.
     monkeypatch.setattr("osrdyne.broker.leadership.token.RENEW_EVERY_WHERE_REATTACHED", 300.0)
     limited = broker_settings.model_copy(update={"uri": SecretStr(uri_of(broker, user))})
-    async with daemon_of(settings_of(limited, pool_id)) as running, stage(broker.amqp_uri, f"{pool_id}-x") as scene:
+    async with (
+        daemon_of(settings_of(limited, pool_id)) as running,
+        stage(broker.amqp_uri, f"{pool_id}-x", forked=True) as scene,
+    ):
         term, replies = await running.leads(), QueueName(f"{pool_id}-callers")
         await scene.channel.declare_queue(replies, exclusive=True)
         await management.put_permissions(user, Permissions(".*", NOT_THE_DEFAULT_EXCHANGE, ".*"))

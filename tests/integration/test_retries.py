@@ -28,7 +28,7 @@ URGENT = 3
 @pytest.fixture
 async def pool(broker, pool_id):
     """What the controller makes of a managed pool, with two delays and the classes default and 3."""
-    async with stage(broker.amqp_uri, pool_id) as result:
+    async with stage(broker.amqp_uri, pool_id, forked=True) as result:
         names, channel = result.names, result.channel
         await channel.declare_exchange(names.orphan_exchange, "fanout")
         await channel.declare_queue(names.orphan_queue, arguments={"x-queue-type": "quorum"})

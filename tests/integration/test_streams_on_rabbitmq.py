@@ -34,7 +34,7 @@ ROWS_OF_A_PART = PART_BYTES // 16 - 1000
 
 @asynccontextmanager
 async def streaming(uri: str, pool: str) -> AsyncIterator[Stage]:
-    async with stage(uri, pool) as result:
+    async with stage(uri, pool, forked=True) as result:
         await result.channel.declare_exchange(result.names.credit_exchange, "direct")
         await result.channel.declare_exchange(result.names.cancel_exchange, "fanout")
         await result.channel.declare_queue(result.names.cancel_queue)

@@ -60,7 +60,7 @@ async def test_unusable_application_or_setting_is_one_sentence(pool):
 
 
 async def test_queue_that_never_comes_ends_the_worker(broker, pool_id):
-    async with stage(broker.amqp_uri, pool_id, declare=False) as pool:
+    async with stage(broker.amqp_uri, pool_id, declare=False, forked=True) as pool:
         worker = await pool.start(runtime={"queue_missing_timeout": 1})
         assert await worker.wait() == 3
 

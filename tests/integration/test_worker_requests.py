@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("processes")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(broker):
     """A worker for all tests that need no more than its answers."""
-    async with stage(broker.amqp_uri, f"w{secrets.token_hex(6)}") as result:
+    async with stage(broker.amqp_uri, f"w{secrets.token_hex(6)}", forked=True) as result:
         await result.start(runtime={"concurrency": 4})
         yield result
 

@@ -19,6 +19,7 @@ from osrdyne.protocol.control import Command, ControlMessage, Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+from tests.fork_server import ForkedWorker
 from tests.integration.broker_api import until
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ and RabbitMQ closes its connections after a few minutes."""
 class WorkerProcess:
     """One running worker. `lines` is what it has written so far."""
 
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | ForkedWorker
     environment: WorkerEnvironment
     lines: list[str] = field(default_factory=list)
     reading: asyncio.Task[None] | None = None
@@ -71,8 +72,10 @@ class Stage:
     """One pool with one group: its exchanges and its queue, what workers report, and the workers."""
 
     def __init__(
-        self, uri: str, connection: amqp.Connection, channel: amqp.Channel, names: PoolNames, key: Key
+        self, uri: str, connection: amqp.Connection, channel: amqp.Channel, names: PoolNames, key: Key, *, forked: bool
     ) -> None:
+        """`forked`: its workers come from the fork server, instead of a start of Python."""
+        self._forked = forked
         self.uri, self.connection, self.channel = uri, connection, channel
         self.names, self.key = names, key
         self.reports: list[ActivityReport] = []
@@ -160,25 +163,26 @@ class Stage:
             config={"runtime": dict(runtime or {}), "spark": dict(spark or {}), "app": dict(config or {})},
         )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("WORKER_")}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "osrdyne_worker.main",
-            app,
-            env={**inherited, **environment.to_variables(), "WORKER_AMQP_URI_FILE": "-", **(variables or {})},
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        process.stdin.write(self.uri.encode())
-        process.stdin.close()
+        given = {**inherited, **environment.to_variables(), "WORKER_AMQP_URI_FILE": "-", **(variables or {})}
+        process = await (self._fork if self._forked else self._execute)(app, given)
         worker = WorkerProcess(process, environment)
         worker.reading = asyncio.create_task(worker.read())
         self.workers.append(worker)
         if ready:
             await self.until_reported(worker, Event.READY)
         return worker
+
+    async def _fork(self, app: str, variables: Mapping[str, str]) -> ForkedWorker:
+        return await ForkedWorker.start(app, cwd=ROOT, env=variables, standard_input=self.uri.encode())
+
+    async def _execute(self, app: str, variables: Mapping[str, str]) -> asyncio.subprocess.Process:
+        program = (sys.executable, "-m", "osrdyne_worker.main", app)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*program, env=variables, cwd=ROOT, stdin=pipe, stderr=pipe)
+        assert process.stdin is not None
+        process.stdin.write(self.uri.encode())
+        process.stdin.close()
+        return process
 
     async def send_control(self, command: Command, *, generation: int | None = None, **details: object) -> None:
         """As the controller does: to the whole group, again until a worker hears it; a newer generation by default."""
@@ -260,11 +264,13 @@ class Caller:
 
 
 @asynccontextmanager
-async def stage(uri: str, pool: str, key: str = "k", *, declare: bool = True) -> AsyncIterator[Stage]:
+async def stage(
+    uri: str, pool: str, key: str = "k", *, declare: bool = True, forked: bool = False
+) -> AsyncIterator[Stage]:
     """Set the broker up, and end every worker at the end."""
     connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, name="osrdyne test"))
     channel = await connection.channel(confirms=True)
-    result = Stage(uri, connection, channel, PoolNames(pool), Key(key))
+    result = Stage(uri, connection, channel, PoolNames(pool), Key(key), forked=forked)
     await result.declare()
     if not declare:
         await channel.delete_queue(result.names.request_queue(result.key))
