@@ -21,8 +21,9 @@ from osrdyne.amqp.confirm_timeout import ConfirmTimeout
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.amqp.errors import translated
 from osrdyne.amqp.message import Delivery, Message
-from osrdyne.amqp.publish_order import PublishOrder
+from osrdyne.amqp.publish_numbers import NumberedProperties
 from osrdyne.errors import BrokerUnavailableError, MessageTooLargeError
+from osrdyne.protocol.messages import PUBLISH_HEADER
 
 if TYPE_CHECKING:
     from osrdyne.amqp.connection import Connection
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 _FRAME_MAX = 131_072
 _FRAME_OVERHEAD_BYTES = 8
 _HEADER_FIXED_BYTES = 12
-_MESSAGE_ID_BYTES = 33  # aiormq adds an id to a message without one.
-_MAX_OTHER_PROPERTIES = 14 * 256  # The 13 properties besides the headers have at most 255 bytes each.
+_MAX_OTHER_PROPERTIES = 14 * 256  # At most 255 bytes for each of the 13 properties, and for the number of the publish.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Channel:
         self._timeout = connection.options.rpc_timeout
         self._consumers: dict[str, Consumer] = {}
         self._consumer_numbers = itertools.count(1)
-        self._order = PublishOrder()
+        self._publish_numbers = itertools.count(1)
         self._closed_here = False
         self._end: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         channel.close_callbacks.add(self._on_closed)
@@ -317,28 +317,19 @@ class Channel:
         no answer comes: the broker may have the message or not. While an alarm blocks publishers, no time-out runs.
         Raises `MessageTooLargeError`, and sends nothing, if the headers are too large for the broker.
         """
-        properties = message.properties()
+        properties, number = message.properties(), str(next(self._publish_numbers))
+        if mandatory:
+            assert properties.headers is not None
+            properties.headers[PUBLISH_HEADER] = number
         self._check_size(message, properties)
         where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
-        with translated(where):
-            destination = (exchange, routing_key)
-            if self._order.is_free(message.message_id, destination):
-                return await self._publish(message, properties, exchange, routing_key, mandatory)
-            # aiormq matches returned messages by their id: two with one id must not be in flight together.
-            async with self._order.ticket(message.message_id, destination):
-                await self._publish(message, properties, exchange, routing_key, mandatory)
-
-    async def _publish(
-        self, message: Message, properties: spec.Basic.Properties, exchange: str, routing_key: str, mandatory: bool
-    ) -> None:
-        """Publish now. Raises `TimeoutError` if no confirm comes in time although the connection is not blocked."""
         # Without a confirm in time a queue counts as leaderless; a blocked connection must not have that effect.
-        with ConfirmTimeout(self._timeout, lambda: self._connection.is_blocked):
+        with translated(where), ConfirmTimeout(self._timeout, lambda: self._connection.is_blocked):
             await self._underlay.basic_publish(
                 message.body,
                 exchange=exchange,
                 routing_key=routing_key,
-                properties=properties,
+                properties=NumberedProperties(number, properties),  # type: ignore[arg-type]
                 mandatory=mandatory,
                 wait=False,
             )
@@ -348,7 +339,7 @@ class Channel:
         limit = (self._underlay.connection.connection_tune.frame_max or _FRAME_MAX) - _FRAME_OVERHEAD_BYTES
         if message.max_header_bytes() + _MAX_OTHER_PROPERTIES <= limit:
             return  # nearly always, without encoding them
-        size = _HEADER_FIXED_BYTES + len(properties.marshal()) + (0 if properties.message_id else _MESSAGE_ID_BYTES)
+        size = _HEADER_FIXED_BYTES + len(properties.marshal())
         if size > limit:
             raise MessageTooLargeError(f"The headers of the message have {size} bytes; RabbitMQ allows {limit}.")
 

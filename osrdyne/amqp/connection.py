@@ -19,6 +19,7 @@ from yarl import URL
 
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.errors import translated
+from osrdyne.amqp.publish_numbers import named_returns
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError
@@ -83,6 +84,7 @@ class _Underlay(aiormq.Connection):
         except BaseException:
             observer.cancel()
             raise
+        channel.frames.put = named_returns(channel.frames.put)  # type: ignore[assignment, method-assign]
         channel.closing.add_done_callback(lambda _: observer.cancel())
         return channel
 

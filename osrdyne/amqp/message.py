@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiormq.abc import DeliveredMessage
 from pamqp import commands as spec
 
-from osrdyne.protocol.messages import BROKER_HEADERS, ROUTING_HEADERS, Request, request_from_wire
+from osrdyne.protocol.messages import BROKER_HEADERS, PUBLISH_HEADER, ROUTING_HEADERS, Request, request_from_wire
 from osrdyne.protocol.names import DIRECT_REPLY_TO
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """A message exactly as RabbitMQ delivered it, with methods to acknowledge and return it.
+    """A message exactly as RabbitMQ delivered it, but without the number of its publish; with methods to acknowledge
+    and return it.
 
     aio-pika's `IncomingMessage` is not used: it drops empty texts, changes expirations and replaces a missing priority
     (decision 0042).
@@ -93,6 +94,8 @@ class Delivery:
 
     @classmethod
     def from_aiormq(cls, channel: Channel, message: DeliveredMessage) -> Delivery:
+        if (headers := message.header.properties.headers) is not None:
+            headers.pop(PUBLISH_HEADER, None)
         return cls(
             channel=channel,
             tag=message.delivery_tag or 0,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from osrdyne.amqp.pamqp_patches import decode_timestamp, decode_value
+from osrdyne.protocol.messages import PUBLISH_HEADER
 
 OFFSET_HEADER = "x-stream-offset"
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -37,7 +38,8 @@ class FrameError(ValueError):
 
 @dataclass(slots=True)
 class StreamMessage:
-    """One message of a stream. `headers` have no `x-stream-offset`; texts that are not UTF-8 hold surrogates.
+    """One message of a stream. `headers` have neither `x-stream-offset` nor the number of the publish; texts that are
+    not UTF-8 hold surrogates.
 
     `offset` is -1 if RabbitMQ sent none: then the queue is not a stream.
     """
@@ -163,6 +165,7 @@ def _message(content: _Content, body: bytes) -> StreamMessage:
         (size,) = _SIZE.unpack_from(data, position)
         headers = _table(data, position + 4, position + 4 + size)
         offset = headers.pop(OFFSET_HEADER, -1)
+        headers.pop(PUBLISH_HEADER, None)
         message.offset = offset if isinstance(offset, int) else -1
         message.headers = headers
         position += 4 + size

@@ -32,6 +32,8 @@ DUPLICATE_HEADER = "x-osrdyne-duplicate"
 FAILED_DELIVERIES_HEADER = "x-osrdyne-failed-deliveries"
 SPLIT_HEADER = "x-osrdyne-split-from"
 REPLAY_HEADER = "x-osrdyne-replay"
+PUBLISH_HEADER = "x-osrdyne-publish"
+"""The number of the publish on its channel. Readers of osrdyne never see it (`amqp/publish_numbers.py`)."""
 DELIVERY_COUNT_HEADER = "x-delivery-count"
 
 JSON_TYPE = "application/json"

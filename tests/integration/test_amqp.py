@@ -50,9 +50,12 @@ class TestPublish:
         assert channel.is_closed
         assert not connection.is_closed
 
-    async def test_returned_message_is_refused_also_when_another_in_flight_has_its_id(self, channel, pool_id):
+    @pytest.mark.parametrize("message_id", [None, "always the same"])
+    async def test_returned_message_is_refused_whatever_its_id_and_others_arrive_unchanged(
+        self, channel, pool_id, message_id
+    ):
         queue = await declared(channel, pool_id)
-        message = Message(b"", message_id="always the same")
+        message = Message(b"", message_id=message_id)
         routes = [queue if number % 2 else f"{pool_id}-nowhere" for number in range(40)]
         outcomes = await asyncio.gather(
             *(channel.publish(message, exchange="", routing_key=route, mandatory=True) for route in routes),
@@ -62,6 +65,9 @@ class TestPublish:
             route != queue for route in routes
         ]
         assert await ready_in(channel, queue) == 20
+        received = await channel.get(queue)
+        assert received is not None
+        assert (received.properties.message_id, {*received.headers}) == (message_id, {"x-delivery-count"})
 
     async def test_header_that_would_end_the_connection_is_left_empty(self, channel, pool_id):
         queue = await declared(channel, pool_id)

@@ -43,6 +43,7 @@ class ScriptedBroker(asyncio.Transport):
         self.protocol: asyncio.StreamReaderProtocol
         self.channels: dict[int, State] = {}
         self.received: list[tuple[int, Frame]] = []
+        self.published: list[header.ContentHeader] = []
         self.violations: list[tuple[int, str]] = []
         self.asked: list[int] = []
         """Channels on which a passive declaration waits for `refuse`."""
@@ -130,6 +131,8 @@ class ScriptedBroker(asyncio.Transport):
             return
         if isinstance(read, header.ProtocolHeader):
             self.send(commands.Connection.Start(mechanisms="PLAIN", server_properties=SERVER_PROPERTIES), channel=0)
+        elif isinstance(read, header.ContentHeader):
+            self.published.append(read)
         elif isinstance(read, Frame):
             self.received.append((number, read))
             if number == 0 or not self._receive_of_channel(number, read):

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from osrdyne import amqp
 from osrdyne.amqp import Channel, ConnectionOptions
 from osrdyne.amqp.transport import FrameReader
-from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
+from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 
 BLOCKED = spec.Connection.Blocked("low on memory")
 LOST = spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0)
@@ -95,6 +95,23 @@ async def test_consumer_that_is_cancelled_while_it_gets_a_new_prefetch_stays_can
     started = [frame.consumer_tag for _, frame in broker.received if isinstance(frame, spec.Basic.Consume)]
     order = [type(frame) for _, frame in broker.received if getattr(frame, "consumer_tag", None) == started[-1]]
     assert order[-1] is spec.Basic.Cancel
+
+
+async def test_returned_messages_fail_alone_and_no_message_gets_an_id(broker, channel):
+    """aiormq would invent ids, and lose a returned message if another in flight had its id."""
+    ids = [None, None, "x", "x"]
+    messages = [amqp.Message(message_id=name, headers={"h": 1}) for name in ids]
+    publishes = [
+        asyncio.create_task(channel.publish(one, exchange="", routing_key="q", mandatory=True)) for one in messages
+    ]
+    await settled()
+    assert [one.properties.message_id for one in broker.published] == ids
+    for number in (2, 4):
+        broker.send(spec.Basic.Return(312, "NO_ROUTE", "", "q"), broker.published[number - 1])
+    broker.send(spec.Basic.Ack(4, multiple=True))
+    async with asyncio.timeout(PATIENCE):
+        outcomes = await asyncio.gather(*publishes, return_exceptions=True)
+    assert [isinstance(one, PublishRefusedError) for one in outcomes] == [False, True, False, True]
 
 
 async def test_closed_channel_reports_the_reason_of_the_broker(broker, channel):

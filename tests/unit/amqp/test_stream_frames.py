@@ -37,7 +37,8 @@ MESSAGES = st.builds(
 def delivered(message: Message, *, offset: int, channel: int, routing_key: str = "key", part: int = 100) -> bytes:
     """The frames of one delivery, with its body in parts."""
     properties = message.properties()
-    properties.headers = {**message.headers, "x-stream-offset": Int64(offset)}  # type: ignore[dict-item]
+    own = {"x-stream-offset": Int64(offset), "x-osrdyne-publish": "1"}
+    properties.headers = {**message.headers, **own}  # type: ignore[dict-item]
     parts = [message.body[start : start + part] for start in range(0, len(message.body), part)]
     frames = [
         spec.Basic.Deliver("c0000000001", offset + 1, False, "exchange", routing_key),
