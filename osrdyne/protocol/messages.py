@@ -145,8 +145,12 @@ class Request:
     def delivery_count(self) -> int:
         """How often this request has returned to a queue, 0 at the first delivery; including returns before it was
         republished."""
-        counts = (self.headers.get(name) for name in (DELIVERY_COUNT_HEADER, FAILED_DELIVERIES_HEADER))
-        return sum(count for count in counts if isinstance(count, int))
+        # RabbitMQ writes its count into what it delivers again. In a first delivery it is that of the publisher, which
+        # may be a shovel from another queue.
+        counted = self.headers.get(DELIVERY_COUNT_HEADER) if self.redelivered else 0
+        # A client of a direct pool may send any number. A negative one would hide that its request ends workers.
+        counts = (counted, self.headers.get(FAILED_DELIVERIES_HEADER))
+        return sum(max(count, 0) for count in counts if isinstance(count, int))
 
 
 @dataclass(frozen=True, slots=True)

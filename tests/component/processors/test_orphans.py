@@ -16,7 +16,7 @@ from osrdyne.ingress.requests import Arrival
 from osrdyne.processors.replies import UNTIL_NO_DEADLINE
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
-from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER, BROKER_HEADERS, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
@@ -142,6 +142,24 @@ async def test_orphan_that_is_refused_is_answered_and_starts_no_worker(stack, ke
     await send(stack, key, b"1", reply_to=REPLIES, correlation_id="c", headers=headers)
     assert (answers(stack.broker), stack.orphans()) == ([("c", status)], [])
     assert (stack.groups(), stack.driver.calls) == ([], [])
+
+
+@pytest.mark.proves("hostile/request-with-a-history")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-death": [{"queue": "delays", "reason": "expired"}], "x-first-death-reason": "expired"},
+        {"x-delivery-count": 99, "x-acquired-count": 99, "x-shovelled": [{"src-queue": "delays"}]},
+        {"x-received-from": [{"exchange": "up"}], "x-opt-deaths": []},
+    ],
+    ids=["delayed", "shovelled", "federated"],
+)
+async def test_request_with_a_history_is_served(stack, headers):
+    await stack.publish("a", b"1", headers=headers)
+    await stack.clock.settle()
+    delivery = await stack.take("a")
+    assert (delivery.body, BROKER_HEADERS & {*delivery.headers}) == (b"1", set())
+    assert {*headers} - BROKER_HEADERS <= {*delivery.headers}
 
 
 async def test_request_is_forwarded_within_the_allowed_skew_and_while_its_group_is_on_its_way(stack):

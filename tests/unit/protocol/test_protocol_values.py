@@ -17,7 +17,7 @@ from osrdyne.protocol.activity import (
 )
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
 from osrdyne.protocol.deadlines import deadline_ms, is_past, parse_expiration_ms, remaining_expiration
-from osrdyne.protocol.messages import DETAIL_HEADER, DETAIL_LIMIT, Response, request_from_wire
+from osrdyne.protocol.messages import DETAIL_HEADER, DETAIL_LIMIT, Request, Response, request_from_wire
 from osrdyne.protocol.progress import JobProgress, StartProgress, not_starting
 from osrdyne.protocol.statuses import CODES, Status, decode_text
 
@@ -47,6 +47,15 @@ class TestHostileMessages:
         assert isinstance(request.accept, str | None)
         assert isinstance(request.delivery_count, int)
         assert request.no_activate in {True, False}
+
+    @pytest.mark.proves("hostile/client-forges-its-death")
+    @pytest.mark.parametrize(
+        ("redelivered", "counted", "failed", "count"),
+        [(False, 99, None, 0), (True, 2, None, 2), (True, 1, -5, 1), (True, -1, 3, 3), (False, None, 3, 3)],
+    )
+    def test_count_is_that_of_rabbitmq_and_a_negative_one_hides_nothing(self, redelivered, counted, failed, count):
+        headers = {"x-delivery-count": counted, "x-osrdyne-failed-deliveries": failed}
+        assert Request("k", b"", headers=headers, redelivered=redelivered).delivery_count == count
 
     @given(HEADERS)
     def test_response_with_any_headers_is_read(self, headers):
