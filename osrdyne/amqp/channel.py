@@ -196,10 +196,10 @@ class Channel:
         arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
         """Consume a queue, with at most `prefetch` unacknowledged deliveries (0: no limit)."""
-        consumer = Consumer(queue, tag=self._new_tag())
+        consumer = Consumer(queue, tag=self._new_tag(), arguments=arguments)
         # Before RabbitMQ has the tag: deliveries, or its cancel, may arrive before the answer.
         self._consumers[consumer.tag] = consumer
-        await self._start(consumer, prefetch=prefetch, no_ack=no_ack, arguments=arguments or {})
+        await self._start(consumer, prefetch=prefetch, no_ack=no_ack)
         return consumer
 
     def _new_tag(self) -> str:
@@ -207,9 +207,7 @@ class Channel:
         # returns-by-tag).
         return f"c{next(self._consumer_numbers):010}"
 
-    async def _start(
-        self, consumer: Consumer, *, prefetch: int, no_ack: bool = False, arguments: Mapping[str, object]
-    ) -> None:
+    async def _start(self, consumer: Consumer, *, prefetch: int, no_ack: bool = False) -> None:
         """Send `basic.consume` for a consumer in `_consumers`; nothing if it was cancelled before."""
         tag = consumer.tag
 
@@ -229,7 +227,7 @@ class Channel:
                     consumer.queue,
                     deliver,
                     no_ack=no_ack,
-                    arguments=_table(arguments),
+                    arguments=_table(consumer.arguments),
                     consumer_tag=tag,
                     timeout=self._timeout,
                 )
@@ -256,7 +254,7 @@ class Channel:
             await self._basic_cancel(consumer.queue, old)
         # `cancel`, or the end of the channel, removes the tag while the answer is awaited.
         if consumer.tag in self._consumers:
-            await self._start(consumer, prefetch=prefetch, arguments={})
+            await self._start(consumer, prefetch=prefetch)
 
     async def cancel(self, consumer: Consumer) -> None:
         """Stop consuming. Deliveries that have arrived stay unacknowledged, and the consumer still returns them."""

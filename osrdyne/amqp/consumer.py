@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from osrdyne.amqp.message import Delivery
 from osrdyne.errors import BrokerUnavailableError, OsrdyneError
@@ -16,9 +16,10 @@ class Consumer:
     ends without an error after `Channel.cancel`.
     """
 
-    def __init__(self, queue: str, *, tag: str = "") -> None:
+    def __init__(self, queue: str, *, tag: str = "", arguments: Mapping[str, object] | None = None) -> None:
         self.queue = queue
         self.tag = tag
+        self.arguments = arguments or {}
         self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._error: OsrdyneError | None = None
         self._ended = False

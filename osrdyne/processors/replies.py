@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
 from osrdyne.amqp.direct_reply_to import publish_reply
-from osrdyne.errors import BrokerAccessError, BrokerSilentError, PublishRefusedError, QueueFullError
+from osrdyne.errors import BrokerAccessError, BrokerError, BrokerSilentError, PublishRefusedError, QueueFullError
 from osrdyne.findings import Finding
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
@@ -27,12 +28,15 @@ from osrdyne.protocol.statuses import Status
 
 UNTIL_NO_DEADLINE = 600.0  # Seconds for which the answer to a request without a deadline is tried, as by workers.
 AT_LEAST = 2.1  # Seconds for which every answer is tried: a caller that reads its queue has made room by then.
-MAX_WAITING = 1000  # Each holds its request in memory. Answers beyond it are dropped after `AT_LEAST`.
+MAX_WAITING = (
+    1000  # Each holds its request in memory, and some a channel. Answers beyond it are dropped after `AT_LEAST`.
+)
 MAX_WAITING_BYTES = 128 * 1024 * 1024  # Of the requests of these answers: others must still be taken.
 MAX_WAITING_OF_QUEUE, MAX_WAITING_BYTES_OF_QUEUE = 200, 32 * 1024 * 1024
 """The same for one full reply queue: a client must not take the places of the others."""
 COMPONENT = "answers"
 FULL, NO_PERMISSION = "full reply queues", "no permission for the default exchange"
+SetAside = Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -42,6 +46,37 @@ class _Wait:
     address: str
     reason: str
     size: int
+
+
+async def until_set_aside(
+    group: asyncio.TaskGroup,
+    work: Callable[[SetAside], Coroutine[Any, Any, None]],
+    *,
+    name: str,
+    on_late_error: Callable[[BrokerError], None] | None = None,
+) -> None:
+    """Run `work`, which answers one request, in a task of `group`: until it ends, or its answer waits for its reply
+    queue. Raises its `BrokerError`. `on_late_error`: gets one that comes after that; without it, the group fails.
+    """
+    aside, failed = asyncio.Event(), list[BrokerError]()
+
+    async def run() -> None:
+        try:
+            await work(aside.set)
+        except BrokerError as error:
+            if not aside.is_set():
+                failed.append(error)
+            elif on_late_error is None:
+                raise
+            else:
+                on_late_error(error)
+        finally:
+            aside.set()
+
+    group.create_task(run(), name=name)
+    await aside.wait()
+    for error in failed:
+        raise error
 
 
 class Replier:
@@ -66,16 +101,14 @@ class Replier:
         code: int | None = None,
         facts: dict[str, object] | None = None,
         subject: str | None = None,
-        set_aside: Callable[[], None] | None = None,
+        set_aside: SetAside,
     ) -> None:
         """Answer a request; one without `reply-to` gets no answer.
 
         Returns when RabbitMQ has confirmed the answer, or when no queue can take it (the reply queue is gone, has no
         leader, or is full for too long). That is counted, and the caller may acknowledge the request.
         `set_aside`: called when the answer will be tried until the deadline of the request, so that the caller goes on
-        with others. The task must then be one of this answer alone: it is cancelled at the end of the term. Without it
-        the answer is tried for `AT_LEAST` seconds. Raises `BrokerAccessError` if the daemon may not publish then: that
-        ends the term, and the next leader answers.
+        with others. The task must be one of this answer alone: it is cancelled at the end of the term.
         `code`: None for that of the status. `subject`: the member of the body that has the answer; by default
         `discarded` for the status ok, else `error`.
         """
@@ -103,12 +136,10 @@ class Replier:
         try:
             await self._publish(message, request, set_aside)
         except (PublishRefusedError, BrokerSilentError, BrokerAccessError) as error:
-            if isinstance(error, BrokerAccessError) and set_aside is None:
-                raise
             self._metrics.replies_failed.inc()
             self._log.warning("answer not delivered", key=request.key, status=str(status), error=str(error))
 
-    async def _publish(self, message: Message, request: Request, set_aside: Callable[[], None] | None) -> None:
+    async def _publish(self, message: Message, request: Request, set_aside: SetAside) -> None:
         address, task = request.reply_to or "", asyncio.current_task()
         assert task is not None
 
@@ -121,9 +152,9 @@ class Replier:
                 reason = FULL if isinstance(error, QueueFullError) else NO_PERMISSION
                 if (waiting := self._waiting.get(task)) is not None:
                     waiting.reason = reason
-                elif set_aside is not None and self._finished:
+                elif self._finished:
                     task.cancel()  # as `finish` does
-                elif set_aside is not None and self._has_room(wait := _Wait(address, reason, len(request.body))):
+                elif self._has_room(wait := _Wait(address, reason, len(request.body))):
                     # Crash from here on: the request returns to its queue, and the next leader answers it.
                     self._waiting[task] = wait
                     set_aside()

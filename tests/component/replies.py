@@ -13,11 +13,11 @@ def broker_with_replies(clock: Clock) -> FakeBroker:
     return broker
 
 
-def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
+def answers(broker: FakeBroker, queue: str = REPLIES) -> list[tuple[str | None, str | None]]:
     """(correlation id, status) of every answer so far."""
     return [
         (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
-        for stored in broker.queues[REPLIES].ready
+        for stored in broker.queues[queue].ready
     ]
 
 

@@ -31,7 +31,7 @@ from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
 from osrdyne.processors.poison.evidence import EvidenceCollector, fingerprint_of
 from osrdyne.processors.prefetch import AdaptivePrefetch
-from osrdyne.processors.replies import Replier
+from osrdyne.processors.replies import Replier, SetAside
 from osrdyne.protocol.activity import text_fingerprint
 from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
@@ -135,10 +135,10 @@ class DeadLetterResponder:
             await self.process(delivery, set_aside=lambda: prefetch.set_aside(delivery))
         if boundary.failed:
             # Never rejected: the dead letter queue has no dead letter exchange, and the message would be lost.
-            await self._give_up(delivery)
+            await self._give_up(delivery, set_aside=lambda: prefetch.set_aside(delivery))
         prefetch.finish(delivery)
 
-    async def process(self, delivery: Delivery, *, set_aside: Callable[[], None] | None = None) -> None:
+    async def process(self, delivery: Delivery, *, set_aside: SetAside) -> None:
         """Answer one dead letter and acknowledge it. `set_aside` is called if its answer waits for its reply queue."""
         if self._forgeries.is_forged(delivery, self._names.dead_letter_exchange, queue="dead-letters"):
             await delivery.ack()
@@ -248,7 +248,7 @@ class DeadLetterResponder:
                 self._log.warning("poison entry not stored", error=str(error))
                 await self._clock.sleep(POISON_RETRY.delay(failures))
 
-    async def _give_up(self, delivery: Delivery) -> None:
+    async def _give_up(self, delivery: Delivery, *, set_aside: SetAside) -> None:
         """Keep and answer a dead letter that cannot be processed, without its headers."""
         # Crash after it: the dead letter returns, and is kept and answered a second time.
         await self._keep(bare_entry(delivery, reason=Status.REJECTED, now_ms=now_ms(self._clock)))
@@ -256,6 +256,6 @@ class DeadLetterResponder:
         request = Request(
             delivery.routing_key, b"", correlation_id=properties.correlation_id, reply_to=properties.reply_to
         )
-        await self._replier.answer(request, Status.REJECTED, _FAILED)
+        await self._replier.answer(request, Status.REJECTED, _FAILED, set_aside=set_aside)
         await delivery.ack()
         self._metrics.invalid_messages.labels(queue="dead-letters").inc()

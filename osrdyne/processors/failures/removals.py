@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.aio.signals import Subscription
@@ -22,9 +23,8 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.queues.created_queues import CreatedQueues
-from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
 from osrdyne.processors.failures.group_consumers import GroupConsumers
-from osrdyne.processors.replies import Replier
+from osrdyne.processors.replies import Replier, SetAside
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 
@@ -78,7 +78,7 @@ class RemovalResponder:
                 if self._is_due(key) and key not in self._serving:
                     # Added before the task begins: two changes in a row must not consume the same queues twice.
                     self._serving.add(key)
-                    group.create_task(self._serve(key), name=f"removal of {key!r}")
+                    group.create_task(self._serve(key, group), name=f"removal of {key!r}")
 
     def _is_due(self, key: Key) -> bool:
         """Whether requests may wait in queues of the group. Once the group has ended, its queues are proven empty: a
@@ -86,11 +86,11 @@ class RemovalResponder:
         is_up = self._tracker.status(key) is not None
         return self._created.is_ending(key) and is_up and self._queue_status[key].exists
 
-    async def _serve(self, key: Key) -> None:
+    async def _serve(self, key: Key, group: asyncio.TaskGroup) -> None:
         while self._is_due(key):
             async with self._slots:
                 try:
-                    await self._answer_all(key)
+                    await self._answer_all(key, group)
                 except BrokerError as error:
                     self._log.debug("queue that is being removed not readable", key=key, error=str(error))
             # Time for the state to change, and a limit to how often a queue that cannot be read is tried.
@@ -98,9 +98,9 @@ class RemovalResponder:
         # No await since the last check: a change that comes now finds the key free and serves it anew.
         self._serving.discard(key)
 
-    async def _answer_all(self, key: Key) -> None:
+    async def _answer_all(self, key: Key, group: asyncio.TaskGroup) -> None:
         """Answer requests until the group has ended."""
-        async with self._consumers.attach(key) as consumers:
+        async with self._consumers.attach(key, group) as consumers:
             # The group may have ended, or got a queue, while it was attached.
             if not self._is_due(key) or self._consumers.lacks_queue(key):
                 await self._consumers.detach(key)
@@ -108,16 +108,14 @@ class RemovalResponder:
 
     async def _answer_from(self, consumer: Consumer, key: Key) -> None:
         async for delivery in consumer:
-            with ErrorBoundary(delivery, self._log) as boundary:
-                await self._answer(key, delivery)
-            if boundary.failed:
-                await to_dead_letters(delivery)
+            await self._consumers.answer(key, consumer, delivery, partial(self._answer, key, delivery))
 
-    async def _answer(self, key: Key, delivery: Delivery) -> None:
+    async def _answer(self, key: Key, delivery: Delivery, set_aside: SetAside) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)
         record = self._created.get(key)
         # Crash before: the request returns to its queue. After: it returns and is answered a second time.
-        await self._replier.answer(request, Status.GONE, removal_detail(None if record is None else record.reason))
+        reason = removal_detail(None if record is None else record.reason)
+        await self._replier.answer(request, Status.GONE, reason, set_aside=set_aside)
         await delivery.ack()
         self._metrics.gone.inc()
         self._log.info("request answered gone", key=key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Channel, Consumer, Delivery
@@ -20,10 +21,10 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatuses
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
-from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
+from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.failures.group_consumers import GroupConsumers
 from osrdyne.processors.poison.evidence import fingerprint_of
-from osrdyne.processors.replies import Replier
+from osrdyne.processors.replies import Replier, SetAside
 from osrdyne.protocol.messages import ROUTE_HEADER, header_text
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status, decode_text
@@ -78,7 +79,7 @@ class StartFailureResponder:
                     elif key not in self._serving:
                         # Added before the task begins: two changes in a row must not consume the same queues twice.
                         self._serving.add(key)
-                        group.create_task(self._serve(key), name=f"start failures of {key!r}")
+                        group.create_task(self._serve(key, group), name=f"start failures of {key!r}")
 
     def _is_failed(self, key: Key) -> bool:
         if self._is_removed(key):
@@ -95,14 +96,14 @@ class StartFailureResponder:
                 if self._consumers.lacks_queue(key):
                     await self._consumers.detach(key)
 
-    async def _serve(self, key: Key) -> None:
+    async def _serve(self, key: Key, group: asyncio.TaskGroup) -> None:
         """Answer the group's requests until it recovers, or until a request may cause the next attempt."""
         while self._is_failed(key):
             # Before the channel is opened: with thousands of failed groups the connection would run out of channels.
             await self._take_slot()
             try:
-                if await self._answer_until_demand(key):
-                    # After the channel is closed: the request that caused it is back in its queue for the new worker.
+                if await self._answer_until_demand(key, group):
+                    # The request that caused it is back in its queue for the new worker.
                     self._worker_loop.retry(key)
             except BrokerError as error:
                 self._log.debug("queue of a failed group not readable", key=key, error=str(error))
@@ -129,10 +130,10 @@ class StartFailureResponder:
         await self._clock.sleep(TURN)
         await self._consumers.detach(key)
 
-    async def _answer_until_demand(self, key: Key) -> bool:
+    async def _answer_until_demand(self, key: Key, group: asyncio.TaskGroup) -> bool:
         """Answer requests. True when one arrives after the back-off: it returns to its queue for the worker to be
         started."""
-        async with self._consumers.attach(key) as consumers:
+        async with self._consumers.attach(key, group) as consumers:
             # The group may have recovered, or got a queue, while it was attached.
             if not self._is_failed(key) or self._consumers.lacks_queue(key):
                 return False
@@ -145,18 +146,19 @@ class StartFailureResponder:
 
     async def _answer_from(self, consumer: Consumer, key: Key) -> bool:
         """Answer the requests of one queue; True on demand, and then no queue of the group is read any further."""
+        is_demanded = False
         async for delivery in consumer:
             failure = self._worker_status[key].failure
             if failure is None or self._clock.monotonic() >= failure.retry_at:
                 await self._consumers.detach(key)
-                return True  # unacknowledged: it returns to its queue when the channel is closed
-            with ErrorBoundary(delivery, self._log) as boundary:
-                await self._answer(key, failure, delivery)
-            if boundary.failed:
-                await to_dead_letters(delivery)
-        return False
+                # Returned here and not by a close: the channel stays open while answers of the group wait.
+                await delivery.nack()
+                is_demanded = True
+            else:
+                await self._consumers.answer(key, consumer, delivery, partial(self._answer, key, failure, delivery))
+        return is_demanded
 
-    async def _answer(self, key: Key, failure: StartFailure, delivery: Delivery) -> None:
+    async def _answer(self, key: Key, failure: StartFailure, delivery: Delivery, set_aside: SetAside) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)
         status, detail, code = Status.START_FAILED, describe_failure(failure), None
         facts: dict[str, object] = {
@@ -176,6 +178,7 @@ class StartFailureResponder:
             code=code,
             retry_after=max(0.0, math.ceil((failure.retry_at - self._clock.monotonic()) * 10) / 10),
             facts=facts,
+            set_aside=set_aside,
         )
         await delivery.ack()
         # A boundary of its own: the request is acknowledged, and an error here must not reject it as well.

@@ -15,10 +15,10 @@ letter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
 from osrdyne.aio.clock import now_ms, sleep_until
 from osrdyne.aio.tasks import KeyedJobs
@@ -42,7 +42,7 @@ from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.publish_order import PublishOrder, Ticket
-from osrdyne.processors.replies import Replier
+from osrdyne.processors.replies import Replier, SetAside, until_set_aside
 from osrdyne.processors.requests.forwarding import (
     COPY_DROPPED,
     PUBLISH_RETRY,
@@ -148,7 +148,6 @@ class Forwarder:
         self._log_writer = log_writer  # None in a direct pool, which has no routes
         self._writes: dict[Delivery, asyncio.Task[Refusal | None]] = {}
         self._names = context.names
-        self._asides: dict[Delivery, asyncio.Event] = {}  # Set when the answer to a request waits.
         self._jobs: KeyedJobs[str, Orphan]
         self._identifying: KeyedJobs[str, Orphan]
         self._admissions: KeyedJobs[Key, WaitingRequest]
@@ -299,11 +298,12 @@ class Forwarder:
             self._group.create_task(self._publish(orphan, one, ticket), name=f"copy for {one.key!r}")
             for one, ticket in zip(bound[1:], tickets[1:], strict=True)
         ]
-        publishing = self._publish_and_acknowledge(orphan, bound, tickets[0], copies)
+        publish = partial(self._publish_and_acknowledge, orphan, bound, tickets[0], copies)
+        name = f"request of {orphan.request.key!r}"
         if self._router.in_sequence:
-            await self._until_set_aside(orphan.delivery, publishing)
+            await until_set_aside(self._group, publish, name=name)
         else:
-            self._group.create_task(publishing, name=f"request of {orphan.request.key!r}")
+            self._group.create_task(publish(lambda: None), name=name)
         return True
 
     async def _wait_until_bound(self, routed: RoutedRequest) -> Refusal | None:
@@ -332,6 +332,7 @@ class Forwarder:
         routed: Sequence[RoutedRequest],
         ticket: Ticket,
         copies: Sequence[asyncio.Task[Refusal | None]],
+        set_aside: SetAside,
     ) -> None:
         """Publish the request, wait for its copies, and acknowledge it (lifecycle: ack-after-confirm)."""
         request, rest = routed[0], routed[1:]
@@ -343,7 +344,7 @@ class Forwarder:
                     self._metrics.forward_seconds.observe(self._clock.monotonic() - orphan.at)
                     self._router.count(self._router.forwarded, request)
                 elif refusal is not FAILED and request.keeps_reply:
-                    await self._answer(orphan, refusal, request)
+                    await self._answer(orphan, refusal, request, set_aside)
                 elif refusal is not FAILED:
                     self._router.count(refusal.status.value, request)
                 for one, publishing in zip(rest, copies, strict=True):
@@ -441,30 +442,18 @@ class Forwarder:
     async def _refuse(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None = None) -> None:
         """Answer the request and acknowledge it. `routed`: None if it was refused before routing. Returns earlier if
         the answer waits for its reply queue: the next request of the key may begin."""
-        await self._until_set_aside(orphan.delivery, self._answer_and_acknowledge(orphan, refusal, routed))
+        answer = partial(self._answer_and_acknowledge, orphan, refusal, routed)
+        await until_set_aside(self._group, answer, name=f"answer for {orphan.request.key!r}")
 
-    async def _answer_and_acknowledge(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None) -> None:
+    async def _answer_and_acknowledge(
+        self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None, set_aside: SetAside
+    ) -> None:
         with ErrorBoundary(orphan.delivery, self._log) as boundary:
-            await self._answer(orphan, refusal, routed)
+            await self._answer(orphan, refusal, routed, set_aside)
             # Crash before: the request returns and is answered a second time. After: it is gone, answered.
             await self._acknowledge_once_written(orphan)
         if boundary.failed:
             await self._dead_letter(orphan.delivery)
-
-    async def _until_set_aside(self, delivery: Delivery, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in a task of its own, until it ends or its answer waits for its reply queue."""
-        aside = self._asides[delivery] = asyncio.Event()
-        task = self._group.create_task(work, name=f"answer for {delivery.routing_key!r}")
-        task.add_done_callback(lambda _: aside.set())
-        try:
-            await aside.wait()
-        finally:
-            del self._asides[delivery]
-
-    def _set_aside(self, delivery: Delivery) -> None:
-        self._prefetch.set_aside(delivery)
-        if (aside := self._asides.get(delivery)) is not None:
-            aside.set()
 
     async def _refuse_delivery(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest) -> None:
         """Refuse the first delivery, and with it all others. `routed`: that delivery; it is a copy if the log answers
@@ -483,7 +472,13 @@ class Forwarder:
         else:
             await self._acknowledge(orphan.delivery)
 
-    async def _answer(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None) -> None:
+    async def _answer(
+        self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None, set_aside: SetAside
+    ) -> None:
+        def wait() -> None:
+            self._prefetch.set_aside(orphan.delivery)
+            set_aside()
+
         # Crash before: the request returns, unanswered. After: it returns and is answered a second time.
         code = HTTPStatus.ACCEPTED.value if refusal.discarded else None
         await self._replier.answer(
@@ -492,7 +487,7 @@ class Forwarder:
             refusal.detail,
             retry_after=refusal.retry_after,
             code=code,
-            set_aside=partial(self._set_aside, orphan.delivery),
+            set_aside=wait,
         )
         outcome = DISCARDED if refusal.discarded else refusal.status.value
         self._router.count(outcome, routed, again=orphan.delivery.redelivered)
@@ -588,7 +583,7 @@ class Forwarder:
         request, copies = routed[0], routed[1:]
         with ErrorBoundary(orphan.delivery, self._log) as boundary:
             try:
-                refusal = await self._lengths.admit(waiting)
+                refusal = await self._lengths.admit(waiting, tasks=self._group)
                 if refusal is None:
                     for one in copies:
                         if not await self._lengths.admit_copy(one):

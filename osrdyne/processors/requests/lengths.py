@@ -28,7 +28,7 @@ from osrdyne.pool.context import RequestQueues, TermContext
 from osrdyne.pool.routing.policies import ActivePolicies
 from osrdyne.pool.state.queues.created_queues import CreatedQueues
 from osrdyne.processors.publish_order import PublishOrder
-from osrdyne.processors.replies import Replier
+from osrdyne.processors.replies import Replier, SetAside, until_set_aside
 from osrdyne.processors.requests.waiting import NO_ROOM_IN_TIME, WaitingRequest, WaitingRequests
 from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.names import Key
@@ -40,7 +40,9 @@ COUNT_TIMEOUT = 5.0  # Seconds for the publishes under way to be confirmed.
 MAX_WAITING = 10_000  # Requests that wait for room; with more, each full queue overflows at once.
 MAX_WAITING_BYTES = 128 * 2**20  # The same for their bodies: a quarter of what the ingress may hold in memory.
 MAX_ROOMS = 10_000  # Queues whose room is remembered; then all are counted again.
-MAX_EVICTING = 20  # Requests that are taken out at the same time, each on a channel of its own.
+MAX_EVICTING = (
+    20  # Requests that are taken out at the same time, each on a channel of its own; waiting answers keep theirs.
+)
 
 # The leader's term ends in order: the request is not answered, and returns to its place in the orphan queue.
 RETURNED = Refusal(Status.REJECTED, "The leader has ended.")
@@ -110,9 +112,10 @@ class QueueLengths:
         room.admitted = True
         return True
 
-    async def admit(self, waiting: WaitingRequest) -> Refusal | None:
+    async def admit(self, waiting: WaitingRequest, *, tasks: asyncio.TaskGroup) -> Refusal | None:
         """Wait until the queue has room for the request. Returns the refusal if it gets none or its wait has ended, and
-        `RETURNED` after `finish`. Not called concurrently for one key."""
+        `RETURNED` after `finish`. Not called concurrently for one key. `tasks`: gets those of the answers to requests
+        that are taken out."""
         is_full, routed = False, waiting.routed[0]
         try:
             # After `finish` none is admitted, even with room: it would overtake those that return.
@@ -143,7 +146,7 @@ class QueueLengths:
                     if has_room:
                         return None
                     # Never while the length is not known: the queue may have room.
-                    if has_room is not None and await self._evict(routed.key, found):
+                    if has_room is not None and await self._evict(routed.key, found, tasks):
                         continue
                 if not is_full:
                     is_full, self._full = True, self._full + 1
@@ -201,19 +204,24 @@ class QueueLengths:
             self._log.warning("length of a queue not known", key=key, error=str(error))
             return None
 
-    async def _evict(self, key: Key, found: FoundPolicy) -> bool:
-        """Take out the oldest request of the least urgent level and answer it; False if none was ready."""
+    async def _evict(self, key: Key, found: FoundPolicy, tasks: asyncio.TaskGroup) -> bool:
+        """Take out the oldest request of the least urgent level and answer it; False if none was ready. Returns earlier
+        if its answer waits for its reply queue."""
         room = self._rooms.setdefault(key, _Room())
-        try:
-            async with self._evicting, self._channel() as channel:
+        is_taken = False
+
+        async def take_out(set_aside: SetAside) -> None:
+            nonlocal is_taken
+            async with self._channel() as channel:
                 # Not while the queue is being counted: a count that included this room would give it twice.
                 async with room.lock:
                     delivery = await self._take_oldest(channel, key)
                     if delivery is None:
                         # Workers have taken what was counted: count again at once.
                         room.counted_at = -math.inf
-                        return False
+                        return
                     room.left += 1
+                is_taken = True
                 # Crash before: the request returns to the head of its queue. After: it returns too, and is answered a
                 # second time, or run.
                 await self._replier.answer(
@@ -222,17 +230,25 @@ class QueueLengths:
                     f"A later request took the place of this one: the {found.name} allows "
                     f"{found.policy.max_queue_length} waiting requests (MaxQueueLength) and discards the oldest "
                     "(Overflow).",
+                    set_aside=set_aside,
                 )
                 # Crash before: as above. After: it is gone, answered, and the request that waits returns to the
                 # ingress.
                 await delivery.ack()
-        except BrokerError as error:
+                self._metrics.evicted.inc()
+
+        def forget_room(error: BrokerError) -> None:
             # The request may be in its queue again.
             room.left, room.counted_at = 0, -math.inf
             self._log.warning("oldest request not taken out", key=key, error=str(error))
+
+        try:
+            async with self._evicting:
+                await until_set_aside(tasks, take_out, name=f"eviction from {key!r}", on_late_error=forget_room)
+        except BrokerError as error:
+            forget_room(error)
             return False
-        self._metrics.evicted.inc()
-        return True
+        return is_taken
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[Channel]:

@@ -13,7 +13,6 @@ A write does not wait for a group, and a group does not wait for a write. Used b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -28,7 +27,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.routing.telemetry import ActiveLog
 from osrdyne.processors.publish_order import PublishOrder, Ticket
-from osrdyne.processors.replies import Replier
+from osrdyne.processors.replies import Replier, SetAside
 from osrdyne.processors.requests.forwarding import PUBLISH_RETRY, UNCONFIRMED_RETRY, Orphan, seconds_left
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PRINCIPAL_HEADER, ROUTE_HEADER, without_identity
 from osrdyne.protocol.names import Key
@@ -85,7 +84,7 @@ class LogWriter:
         return self._order.enter(Key(self._names.log_stream(self.log.partition(routed.key))), None)
 
     async def write(
-        self, orphan: Orphan, routed: RoutedRequest, ticket: Ticket, *, set_aside: Callable[[], None]
+        self, orphan: Orphan, routed: RoutedRequest, ticket: Ticket, *, set_aside: SetAside
     ) -> Refusal | None:
         """Publish until the stream confirms, and answer the caller; the refusal if no further attempt can succeed. The
         request may be acknowledged when this returns. `set_aside` is called if that takes long."""
@@ -115,7 +114,7 @@ class LogWriter:
         routed: RoutedRequest,
         partition: int,
         ticket: Ticket,
-        set_aside: Callable[[], None],
+        set_aside: SetAside,
     ) -> Refusal | None:
         stream = self._names.log_stream(partition)
         if partition in self._failing:

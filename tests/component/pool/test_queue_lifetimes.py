@@ -9,19 +9,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from broker_steps import kill_within
+from broker_steps import kill_within, refuse
 from inspectors import inspector_of
 from managed_pool import managed
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.daemon.inspector import MAX_EXAMINED, DaemonInspector
-from osrdyne.errors import NoSuchQueueError, PoolConflictError
+from osrdyne.errors import BrokerAccessError, NoSuchQueueError, PoolConflictError, QueueFullError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.policies.lifetimes import CreatedQueue
 from osrdyne.ingress.policies.manifest import load_proposal
 from osrdyne.ingress.policies.policy import Discoverability
 from osrdyne.ingress.policies.table import shown
 from osrdyne.pool.queues.lifetimes import QueueLifetimes
+from osrdyne.processors.failures.removals import PREFETCH
 from osrdyne.protocol.names import Key
 from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
@@ -86,6 +87,25 @@ async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack, by)
     await stack.clock.advance(60.0 if by == "deletion" else LIFETIME + 60.0)
     assert answered(stack.broker) == GONE
     assert is_clean(stack)
+
+
+@pytest.mark.parametrize("error", [QueueFullError("nack"), BrokerAccessError("refused")], ids=["full", "no permission"])
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_removal_waits_for_its_answers_and_later_callers_do_not(stack, error):
+    is_refused, broker = True, stack.broker
+    refuse(broker, error, ("publish", "full", False), when=lambda: is_refused)
+    broker.declare_queue("full", {})
+    await create(stack)
+    for number in range(PREFETCH + 1):
+        await stack.publish("a", reply_to="full", correlation_id=str(number))
+    await send(stack, *WAITING)
+    await lifetimes(stack).remove(A, author="me")
+    await stack.clock.advance(60.0)
+    assert (answered(broker), broker.bodies("full"), stack.has_queue("a")) == (GONE, [], True)
+    is_refused = False
+    await stack.clock.advance(60.0)
+    found = answers(broker, "full")
+    assert (len(found), {status for _, status in found}, is_clean(stack)) == (PREFETCH + 1, {"gone"}, True)
 
 
 @pytest.mark.proves("managed/created-queue-expires-deleted")

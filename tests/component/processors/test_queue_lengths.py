@@ -9,7 +9,7 @@ from broker_steps import hold, refuse
 from managed_pool import ALERTS, COPY, REST, TO_B, change, managing, waiting
 from replies import REPLIES, answers
 
-from osrdyne.errors import BrokerUnavailableError
+from osrdyne.errors import BrokerAccessError, BrokerUnavailableError, QueueFullError
 from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.processors import consumers
 from osrdyne.processors.requests import lengths
@@ -266,6 +266,22 @@ async def test_error_with_one_queue_repeats_nothing_of_another(stack, broker):
     assert (errors, statuses(broker)) == ([], {"0": "maxlen", "100": "maxlen"})
     assert waiting(stack, None) == bodies(*range(1, LIMIT + 1))
     assert waiting(stack, None, "b") == bodies(*range(101, 101 + LIMIT))
+
+
+@pytest.mark.parametrize("error", [QueueFullError("nack"), BrokerAccessError("refused")], ids=["full", "no permission"])
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_answers_to_what_was_taken_out_wait_and_hold_up_nothing(stack, clock, broker, error):
+    is_refused = True
+    refuse(broker, error, ("publish", REPLIES, False), when=lambda: is_refused)
+    await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+    await ask(stack, *range(TOTAL))
+    await clock.advance(1.0)
+    assert (len(broker.queues["pool-req-a"].ready), stack.orphans()) == (LIMIT, [])
+    await clock.advance(60.0)
+    is_refused = False
+    await clock.advance(15.0)
+    assert statuses(broker) == {f"{number}": "maxlen" for number in range(TOTAL - LIMIT)}
+    assert waiting(stack, None) == bodies(*range(TOTAL - LIMIT, TOTAL))
 
 
 @pytest.mark.proves("managed/length-queue-cannot-counted")

@@ -4,11 +4,12 @@ import asyncio
 import json
 
 import pytest
-from broker_steps import hold
+import replies
+from broker_steps import hold, refuse
 from managed_pool import send
 
 from osrdyne.config.models import LifecycleSettings
-from osrdyne.errors import StartFailedError
+from osrdyne.errors import BrokerAccessError, QueueFullError, StartFailedError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
@@ -93,6 +94,28 @@ async def test_answer_under_way_when_the_group_recovers_is_finished(stack, broke
     assert (statuses(broker), stack.waiting("a")) == (["start-failed"], [])
 
 
+@pytest.mark.parametrize("error", [QueueFullError("nack"), BrokerAccessError("refused")], ids=["full", "no permission"])
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_answers_of_a_failed_group_wait_and_hold_up_nothing(stack, clock, broker, error):
+    """Neither other callers nor the next worker; no delivery of their requests is counted meanwhile."""
+    is_refused = True
+    refuse(broker, error, ("publish", "full", False), when=lambda: is_refused)
+    broker.declare_queue("full", {})
+    for number in range(3):
+        await stack.publish("a", reply_to="full", correlation_id=str(number))
+    await ask(stack)
+    queue = broker.look_up("pool-req-a")
+    assert (statuses(broker), len(queue.ready), queue.messages) == (["start-failed"], 0, 3)
+    await clock.advance(20.0)
+    await ask(stack)
+    await clock.advance(60.0)
+    assert (stack.running("a"), len(queue.ready), broker.bodies("full")) == (1, 1, [])
+    is_refused = False
+    await clock.advance(15.0)
+    assert sorted(replies.answers(broker, "full")) == [(str(number), "start-failed") for number in range(3)]
+    assert (queue.messages, [one.returns for one in queue.ready]) == (1, [0])
+
+
 async def test_deleted_queue_ends_no_term(stack, clock, broker):
     """defects: one-failure-for-all."""
     await ask(stack)
@@ -131,7 +154,7 @@ async def test_thousand_failed_groups_do_not_take_all_channels(clock, broker):
 REFUSAL = {"code": 404, "error_code": "no_text", "message": "There is no text for a.", "details": {"folder": "/a"}}
 
 
-async def refuse(stack: Stack, key: str = "a", **refusal: object) -> None:
+async def refuse_key(stack: Stack, key: str = "a", **refusal: object) -> None:
     """The worker of the key reports that its `on_start` has raised a `RequestError`."""
     await stack.report(key, Event.STARTED)
     await stack.report(key, Event.FAILED, reason="There is no text.", refusal={**REFUSAL, **refusal})
@@ -140,7 +163,7 @@ async def refuse(stack: Stack, key: str = "a", **refusal: object) -> None:
 @pytest.mark.proves("workers/key-refused-start")
 async def test_key_that_its_application_refuses_is_answered_likewise(direct, clock, broker):
     await ask(direct)
-    await refuse(direct)
+    await refuse_key(direct)
     await clock.advance(1.0)
     (answer,) = answers(broker)
     assert (statuses(broker), answer.message.headers["x-code"]) == (["error"], 404)
@@ -153,7 +176,7 @@ async def test_key_that_its_application_refuses_is_answered_likewise(direct, clo
 async def test_refused_key_starts_no_worker(direct, clock, code, starts):
     found = []
     await ask(direct)
-    await refuse(direct, code=code)
+    await refuse_key(direct, code=code)
     for seconds in (30.0, 40.0):
         await clock.advance(seconds)
         await ask(direct)
@@ -166,7 +189,7 @@ async def test_end_of_the_group_does_not_forget_the_refusal(clock, broker):
     lifecycle = LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0, refused_key_time=3600.0)
     async with leading(clock, broker=broker, settings=settings_for(lifecycle)) as stack:
         await ask(stack)
-        await refuse(stack)
+        await refuse_key(stack)
         await clock.advance(60.0)
         assert (stack.groups(), stack.has_queue("a")) == ([], False)
         await ask(stack)
