@@ -336,6 +336,17 @@ class Forwarder:
     ) -> None:
         """Publish the request, wait for its copies, and acknowledge it (lifecycle: ack-after-confirm)."""
         request, rest = routed[0], routed[1:]
+        held = list(routed)
+
+        def wait() -> None:
+            # Only the request waits with its answer: its group, which refused it, may end meanwhile, and the others
+            # when their queues have confirmed.
+            held.clear()
+            self._release([request])
+            for one, publishing in zip(rest, copies, strict=True):
+                publishing.add_done_callback(partial(lambda one, _: self._release([one]), one))
+            set_aside()
+
         try:
             with ErrorBoundary(orphan.delivery, self._log) as boundary:
                 # Copies are published at the same time; what the caller is answered depends on this one alone.
@@ -344,7 +355,7 @@ class Forwarder:
                     self._metrics.forward_seconds.observe(self._clock.monotonic() - orphan.at)
                     self._router.count(self._router.forwarded, request)
                 elif refusal is not FAILED and request.keeps_reply:
-                    await self._answer(orphan, refusal, request, set_aside)
+                    await self._answer(orphan, refusal, request, wait)
                 elif refusal is not FAILED:
                     self._router.count(refusal.status.value, request)
                 for one, publishing in zip(rest, copies, strict=True):
@@ -360,7 +371,7 @@ class Forwarder:
                 await self._dead_letter(orphan.delivery)
         finally:
             # Last, after the acknowledgement: from here on the idle timer may unbind the groups.
-            self._release(routed)
+            self._release(held)
 
     async def _publish(self, orphan: Orphan, routed: RoutedRequest, ticket: Ticket) -> Refusal | None:
         """Publish until a queue confirms; the refusal if no further attempt can succeed. Returns `FAILED` for an

@@ -1,9 +1,11 @@
 """Requests that wait for their queue, whose publish is tried again, or whose queue becomes unavailable: in direct and
 managed pools."""
 
+import asyncio
+
 import pytest
 from broker_steps import Step, refuse
-from managed_pool import managing
+from managed_pool import COPY, REST, managing, waiting
 from replies import REPLIES, answers
 
 from osrdyne.broker.topology.declarations import request_queue_arguments
@@ -116,3 +118,39 @@ async def test_forward_that_cannot_succeed_is_answered(any_pool, error, status):
     await publish(any_pool)
     await any_pool.clock.settle()
     assert (answers(any_pool.broker), any_pool.orphans(), any_pool.task.done()) == ([("c", status)], [], False)
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_group_may_end_while_the_answer_to_its_request_waits(any_pool, clock):
+    steps, is_refused = (forward_of(any_pool), ("publish", REPLIES, False)), True
+    refuse(any_pool.broker, QueueFullError("full"), *steps, when=lambda: any_pool.has_queue("a") and is_refused)
+    await publish(any_pool)
+    await clock.settle()
+    assert (len(any_pool.orphans()), any_pool.term.state.tracker.is_held(A)) == (1, False)
+    is_refused = False
+    await clock.advance(5.0)
+    assert (answers(any_pool.broker), any_pool.orphans()) == ([("c", "maxlen")], [])
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_group_of_a_copy_is_held_until_its_queue_confirms(clock, broker):
+    confirmed, b = asyncio.Event(), Key("b")
+    async with managing(clock, broker, rest=REST, copy=COPY) as stack:
+        full = {forward_of(stack), ("publish", REPLIES, False)}
+
+        async def act(command):
+            if command in full and not confirmed.is_set():
+                raise QueueFullError("full")
+            if command == ("publish", stack.names.work_exchange(4), False):
+                await confirmed.wait()
+
+        broker.hook = act
+        await publish(stack)
+        await clock.settle()
+        is_held = stack.term.state.tracker.is_held
+        assert (is_held(A), is_held(b), len(stack.orphans())) == (False, True, 1)
+        confirmed.set()
+        await clock.settle()
+        assert (is_held(b), len(waiting(stack, 4, "b"))) == (False, 1)
+        await clock.advance(5.0)
+        assert (answers(broker), stack.orphans()) == ([("c", "maxlen")], [])
