@@ -176,8 +176,8 @@ class SqlData:
             if reason is not None:
                 raise DataProblemError(reason, code=503, error_code="dataset_incomplete", can_change=True)
             # Data that several keys read is cached once, but never shared with an earlier load of the same files: that
-            # one is removed from memory when its last request has ended.
-            mark = (self.files.signature or "") if former is None else uuid.uuid4().hex
+            # one is removed from memory when its last request has ended. Files that cannot be listed may have changed.
+            mark = (self.files.signature if former is None else None) or uuid.uuid4().hex
             # Before the views are opened: a commit that comes in between is seen by the first query.
             self._live = LiveViews(self.session, dataset.tables)
             if former is None:
@@ -203,7 +203,8 @@ class SqlData:
     def _first_views(self, dataset: ResolvedDataset, mark: str) -> tuple[View, ...]:
         known = remembered_schemas(self.session)
         schemas = known if self._remembers_schemas else None
-        return load(self.session, dataset, mark=mark, files=self.files, schemas=schemas)
+        shared = self.files.signature is not None
+        return load(self.session, dataset, mark=mark, shared=shared, files=self.files, schemas=schemas)
 
     def log_views(self) -> None:
         """Log which views are open, if any."""

@@ -1,17 +1,19 @@
 """What the sessions of one Spark have cached: whose it is, from which load, and how to remove it.
 
 Spark keeps one list for all sessions, and finds cached data by comparing plans. Two reads of a path have equal plans,
-also if its files were replaced in between: data that an earlier load has cached would be served as that of a later one.
-Source: decision 0133.
+also if its files were replaced in between: data that an earlier load or another key has cached would be served as that
+of a later load. `OwnCachedData.java` makes the plans of each load differ. Source: decision 0133.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from osrdyne.logs import get_logger
+from osrdyne_worker.spark.java.janino import compiled_method
 
 log = get_logger(__name__)
 
@@ -19,6 +21,8 @@ OWNER = "spark.osrdyne.worker"
 """Setting of a key's session: the worker id. Spark copies it to the sessions in which it plans cached data."""
 LOAD = "spark.osrdyne.load"
 """Setting of a session: the load of the data that it belongs to, empty for the first. Copied as `OWNER` is."""
+MARK = "osrdyne data "
+"""Begins the text of a condition that is always true and names the data below it, in the plans that Spark compares."""
 VIEW_PREFIX = "osrdyne_cached_"
 """Names of the views that the SQL pipeline caches. Their plans name the version of their data, so that no other load
 uses them, and the pipeline removes them."""
@@ -38,12 +42,19 @@ class CachedData:
         """Remove it from memory. Frames that use it read their files again."""
         self.manager.uncacheQuery(session._jsparkSession, self.entry.plan(), False, False)
 
-    def has_changed(self) -> bool:
-        """Whether files that it was read from have changed since they were listed."""
-        return any(_has_changed(leaf) for leaf in _elements(self._plan().collectLeaves()))
 
-    def _plan(self) -> Any:
-        return self.entry.cachedRepresentation().cacheBuilder().cachedPlan()
+def keep_loads_apart(session: Any) -> None:
+    """Let the sessions of this Spark that are made from now on, also as copies, find only what their own load has
+    cached. May be called again."""
+    context = session.sparkContext
+    if getattr(context, "keeps_loads_apart", False):
+        return
+    gateway = context._gateway
+    arguments = gateway.new_array(gateway.jvm.Object, 4)
+    arguments[0] = session._jsparkSession.extensions()
+    arguments[1], arguments[2], arguments[3] = OWNER, LOAD, MARK
+    compiled_method(gateway, files(__package__) / "OwnCachedData.java", "install").invoke(None, arguments)
+    context.keeps_loads_apart = True
 
 
 def cached_data(session: Any) -> Iterator[CachedData]:
@@ -70,16 +81,11 @@ def cached_data(session: Any) -> Iterator[CachedData]:
 
 
 def forget_former_loads(session: Any, *, owner: str | None, load: str) -> None:
-    """Remove what earlier loads have cached, so that the load of `session` reads its files.
-
-    `owner`: of a key that shares its Spark. Data of other keys is removed as well if its files have changed: its plan
-    may equal one of this load.
-    """
+    """Remove what earlier loads have cached from memory. `owner`: of a key that shares its Spark."""
     for cached in list(cached_data(session)):
         if cached.name is not None and cached.name.startswith(VIEW_PREFIX):
             continue
-        is_own = owner is None or cached.owner == owner
-        if cached.load != load if is_own else cached.has_changed():
+        if cached.load != load and (owner is None or cached.owner == owner):
             cached.remove(session)
 
 
@@ -100,15 +106,3 @@ def _elements(sequence: Any) -> Iterator[Any]:
     elements = sequence.iterator()
     while elements.hasNext():
         yield elements.next()
-
-
-def _has_changed(leaf: Any) -> bool:
-    if leaf.getClass().getSimpleName() != "FileSourceScanExec":
-        return False
-    location = leaf.relation().location()
-    if not hasattr(location, "allFiles"):
-        return True  # the index of a catalog or of Delta Lake: unknown
-    # The text has the path, the size and the time of each file.
-    before = str(location.allFiles())
-    location.refresh()
-    return str(location.allFiles()) != before

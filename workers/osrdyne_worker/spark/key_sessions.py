@@ -1,8 +1,7 @@
 """Sessions of several keys in one Spark application: the session factory of each key of a pooled process.
 
-Sessions share the SparkContext, the executors, the heap, cached data of equal plans, and the tables and global views of
-the catalog. Temporary views, functions and the configuration belong to one session; each key has its own scheduler
-pool.
+Sessions share the SparkContext, the executors, the heap, and the tables and global views of the catalog. Temporary
+views, functions, the configuration and cached data belong to one session; each key has its own scheduler pool.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from osrdyne.logs import get_logger
 from osrdyne_worker.app.app import Context
-from osrdyne_worker.spark.cached_data import OWNER, CachedData, cached_data
+from osrdyne_worker.spark.cached_data import OWNER, CachedData, cached_data, keep_loads_apart
 from osrdyne_worker.spark.jobs import POOL
 from osrdyne_worker.spark.session import ResultT, SparkSessions, setting_text
 
@@ -117,9 +116,13 @@ class KeySparkSessions(SparkSessions):
 
 
 class LivingKeys:
-    """The sessions of the keys in one Spark, and the cached data of released keys. Thread-safe."""
+    """The sessions of the keys in one Spark, and the cached data of released keys. Thread-safe.
+
+    Made before the sessions: no key then finds what another one has cached, except views with `cache: true`.
+    """
 
     def __init__(self, shared: Any) -> None:
+        keep_loads_apart(shared)
         self._shared = shared
         self._lock = threading.Lock()
         self._sessions: dict[str, Any] = {}

@@ -56,11 +56,8 @@ class FakeSession:
 class Literal(str):
     """A literal in a condition; the condition names it."""
 
-    def __eq__(self, other: object) -> Any:
-        return f"{self} = {other}"
-
-    def __hash__(self) -> int:
-        return super().__hash__()
+    def isNotNull(self) -> str:
+        return f"{self} is not null"
 
 
 @pytest.fixture(autouse=True)

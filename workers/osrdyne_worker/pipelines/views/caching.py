@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import functions as F
 
 from osrdyne.logs import get_logger
-from osrdyne_worker.spark.cached_data import VIEW_PREFIX
+from osrdyne_worker.spark.cached_data import MARK, VIEW_PREFIX
 from osrdyne_worker.spark.jobs import POOL, job_properties, set_job_properties
 
 log = get_logger(__name__)
@@ -66,10 +66,11 @@ def cache_now(
     """Put a view into memory before this returns, as `VIEW_PREFIX` and its name.
 
     `mark` identifies the data. Spark compares plans, in which the files of a path do not count: data that was cached
-    with another mark is not used. `on_begin` is called with the view before its data can be in memory.
+    with another mark is not used. Keys of a pooled process share data with the same mark; without one, none. `on_begin`
+    is called with the view before its data can be in memory.
     """
     # Another plan than that of the view: queries would otherwise wait for partitions that are just being cached.
-    marked = frame.where(F.lit(mark) == F.lit(mark) if mark else F.lit(True))
+    marked = frame.where(F.lit(f"{MARK}{mark}").isNotNull() if mark else F.lit(True))
     marked.createOrReplaceTempView(f"{VIEW_PREFIX}{view}")
     on_begin(view)
     _plans.cache(session, f"{VIEW_PREFIX}{view}", marked.semanticHash())
