@@ -34,12 +34,8 @@ class SharedProcess(Protocol):
         """Make the threads for the handlers of this worker."""
         ...
 
-    async def run_handler(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run the coroutine of a handler where it can block no other worker."""
-        ...
-
-    async def run_hook(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """The same for a hook of the application, which may block for longer."""
+    async def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the coroutine of a handler or hook where it can block no other worker."""
         ...
 
 
@@ -118,13 +114,13 @@ def build_parts(
             first_context(app, environment),
             threads,
             start_times,
-            run_coroutine=run_here if host is None else host.run_hook,
+            run_coroutine=run_here if host is None else host.run_coroutine,
         ),
         dispatcher=Dispatcher(
             app,
             threads=threads,
             side_threads=side_threads,
-            run_coroutine=run_here if host is None else host.run_handler,
+            run_coroutine=run_here if host is None else host.run_coroutine,
             debug=settings.debug,
         ),
         reporter=Reporter(

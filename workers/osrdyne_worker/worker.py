@@ -142,6 +142,11 @@ class Worker:
         self._exit_requested.set()
         self._update_queues()
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether the application is being loaded, for the first time."""
+        return not self._loading_done
+
     def report_blocked(self, blocked: Blocked) -> None:
         """Report that this worker ends because its code blocks the event loop. Called by the thread of the watchdog."""
         details = {} if blocked.text is None else {BLOCKED_FIELD: blocked.text}

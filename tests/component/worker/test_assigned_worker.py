@@ -197,12 +197,74 @@ async def test_coroutine_that_blocks_its_key_ends_this_worker_and_no_other(assig
             worker._coroutines.close()
 
 
+@pytest.mark.proves("pooled/on-start-blocks")
+async def test_on_start_that_blocks_its_key_is_logged_and_goes_on(assigned):
+    app, go_on = App(), threading.Event()
+
+    @app.on_start
+    async def load_for_long(context: Context) -> str:
+        go_on.wait(PATIENCE)
+        return "loaded"
+
+    with capture_logs() as logs:
+        worker = assigned(app, environment(config={"runtime": {"blocked_timeout": 0.2}}))
+        running = asyncio.create_task(worker.run())
+        try:
+            await until(lambda: [line for line in logs if line["event"] == "event loop blocked"])
+        finally:
+            go_on.set()
+        await until(lambda: worker._worker is not None and not worker._worker.is_loading)
+        assert (worker._worker._exit_reason, worker._worker._processor.context.state) == (None, "loaded")
+        await worker.cut_off("the test is over")
+        await running
+    assert "load_for_long" in str([line.get("name") for line in logs])
+
+
 class TestHandlerLoop:
     @pytest.fixture
     def loop(self):
-        loop = HandlerLoop(enter=lambda: None, on_blocked=lambda reason: None)
+        loop = HandlerLoop(enter=lambda: self.enter(), on_blocked=lambda reason: None)
         yield loop
         loop.close()
+
+    def enter(self) -> None:
+        """Called first in the thread of the loop."""
+
+    async def test_thread_that_cannot_be_entered_fails_its_coroutine_and_the_next_one_has_another(self, loop):
+        async def answer():
+            return "answered"
+
+        entries = iter([LookupError("no session"), None])
+        self.enter = Mock(side_effect=entries)
+        with pytest.raises(LookupError):
+            await asyncio.wait_for(loop.run(answer()), PATIENCE)
+        assert (loop.running, await loop.run(answer())) == (0, "answered")
+
+    @pytest.mark.parametrize("begun", [False, True])
+    async def test_closed_loop_runs_nothing_and_does_not_wait(self, loop, begun):
+        async def answer():
+            return "answered"
+
+        if begun:
+            await loop.run(answer())
+        loop.close()
+        for _ in range(2):  # perhaps before and certainly after the thread has ended
+            with pytest.raises(RuntimeError, match="has ended"):
+                await asyncio.wait_for(loop.run(answer()), PATIENCE)
+            await until(lambda: loop._loop is None or loop._loop.is_closed())
+
+    async def test_loop_that_is_closed_while_its_thread_is_entered_runs_nothing(self, loop):
+        async def answer():
+            return "answered"
+
+        entering, go_on = threading.Event(), threading.Event()
+        self.enter = lambda: (entering.set(), go_on.wait(PATIENCE))
+        running = asyncio.create_task(loop.run(answer()))
+        await until(entering.is_set)
+        loop.close()
+        go_on.set()
+        with pytest.raises(RuntimeError):
+            await asyncio.wait_for(running, PATIENCE)
 
     async def test_cancelled_coroutine_is_waited_for(self, loop):
         started, cleaned = threading.Event(), threading.Event()

@@ -183,17 +183,15 @@ class AssignedWorker:
         self._threads = KeyThreads(count, enter=self._enter)
         return self._threads
 
-    async def run_handler(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run the coroutine of a handler on the event loop of this key."""
+    async def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the coroutine of a handler or a hook on the event loop of this key."""
         assert self._parts is not None
         return await self._coroutines.run(coroutine, blocked_timeout=self._parts.settings.blocked_timeout)
 
-    async def run_hook(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a hook on the event loop of this key. It may block for long without being a fault."""
-        return await self._coroutines.run(coroutine)
-
     def _blocked(self, blocked: Blocked) -> None:
-        """End this worker, and no other. Called by the thread of the watchdog."""
+        """End this worker, and no other. Called by the thread of the watchdog, which has logged the cause."""
+        if self._worker is not None and self._worker.is_loading:
+            return  # no fault: loading may take long, and has a limit of its own
         with suppress(RuntimeError):  # the process has ended its loop meanwhile
             reason = LoopBlocked(blocked.reason, blocked.text)
             self._process_loop.call_soon_threadsafe(self.request_exit, reason)

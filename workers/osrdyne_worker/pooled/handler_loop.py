@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from osrdyne_worker.app.errors import describe
@@ -18,17 +19,23 @@ from osrdyne_worker.runtime.loop_watchdog import Blocked, LoopWatchdog
 
 T = TypeVar("T")
 
+CLOSED = "The worker of this key has ended: it runs no more coroutines."
+
 
 class HandlerLoop:
     """Runs coroutines in its thread, which starts with the first one.
 
-    `enter` is called first in the thread, and `on_blocked` once, in another thread, when the loop has been blocked.
+    `enter` is called first in the thread; if it fails, so does the coroutine, and the next one starts another thread.
+    `on_blocked` is called in another thread when the loop has been blocked.
     """
 
     def __init__(self, *, enter: Callable[[], None], on_blocked: Callable[[Blocked], None]) -> None:
         self._enter = enter
         self._on_blocked = on_blocked
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._entered: Future[None] | None = None
+        """Of the present thread."""
+        self._is_closed = False
         self._is_watched = False
         self._running: set[Future[Any]] = set()
 
@@ -39,11 +46,18 @@ class HandlerLoop:
 
     async def run(self, coroutine: Coroutine[Any, Any, T], *, blocked_timeout: float | None = None) -> T:
         """Run a coroutine and wait until it has ended. If this is cancelled, the coroutine is cancelled, and may take
-        long to end, or not end at all. With `blocked_timeout` the loop is watched from now on."""
-        loop = self._started()
+        long to end, or not end at all. With `blocked_timeout` the loop is watched from now on.
+
+        Raises what `enter` raises, and `RuntimeError` after `close`: the coroutine has not begun then.
+        """
+        try:
+            loop = await self._started()
+        except BaseException:
+            coroutine.close()
+            raise
         if blocked_timeout is not None and not self._is_watched:
             self._is_watched = True
-            watchdog = LoopWatchdog(limit=blocked_timeout, on_blocked=self._on_blocked)
+            watchdog = LoopWatchdog(limit=blocked_timeout, on_blocked=self._end_of_watchdog)
             loop.call_soon_threadsafe(watchdog.start)
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
@@ -61,24 +75,46 @@ class HandlerLoop:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
             if not waiting.done():
-                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                with suppress(RuntimeError):  # the loop is closed: the coroutine has ended
+                    loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 await asyncio.wait({waiting})
             return waiting.result()
 
     def close(self) -> None:
         """End the thread once its coroutine has returned to the loop. Does not wait; may be called more than once."""
+        self._is_closed = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._serve, args=(self._loop,), name="handler-loop", daemon=True).start()
-        return self._loop
+    async def _started(self) -> asyncio.AbstractEventLoop:
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
+        if self._loop is None or self._entered is None or self._loop.is_closed():
+            self._loop, self._entered = asyncio.new_event_loop(), Future()
+            arguments = (self._loop, self._entered)
+            threading.Thread(target=self._serve, args=arguments, name="handler-loop", daemon=True).start()
+        loop, entered = self._loop, self._entered
+        if not entered.done():
+            await asyncio.shield(asyncio.wrap_future(entered))
+        entered.result()
+        if self._is_closed:  # meanwhile
+            raise RuntimeError(CLOSED)
+        return loop
 
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._enter()
+    def _end_of_watchdog(self, blocked: Blocked) -> None:
+        # First: if the worker goes on, its next coroutine starts another one.
+        self._is_watched = False
+        self._on_blocked(blocked)
+
+    def _serve(self, loop: asyncio.AbstractEventLoop, entered: Future[None]) -> None:
+        try:
+            self._enter()
+        except BaseException as error:
+            loop.close()
+            entered.set_exception(error)
+            return
         asyncio.set_event_loop(loop)
+        entered.set_result(None)
         try:
             loop.run_forever()
             left = asyncio.all_tasks(loop)
