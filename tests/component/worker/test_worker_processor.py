@@ -6,14 +6,14 @@ import pytest
 from worker_bench import LONG_PATH, QUEUE, REPLIES, Bench, bench_fixture, until
 
 from osrdyne.amqp import Message
-from osrdyne.errors import MessageTooLargeError, QueueFullError
+from osrdyne.errors import BrokerAccessError, MessageTooLargeError, QueueFullError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import PoolNames, QueueName, ReplyAddresses
 from osrdyne.protocol.progress import JOB_PROGRESS_INTERVAL, JobProgress
 from osrdyne_worker import Answer, App, Call, RequestError
 from osrdyne_worker.requests.probe import ProbeIntake
-from osrdyne_worker.requests.replies import UNTIL_NO_DEADLINE
+from osrdyne_worker.requests.replies import AT_LEAST, UNTIL_NO_DEADLINE
 
 LARGE = {"x-large": "é" * 100_000}
 ANSWERS: dict[str, object] = {
@@ -313,6 +313,20 @@ async def test_full_reply_queue_is_tried_for_minutes_then_the_request_goes_back_
 
 async def test_expired_request_is_answered_and_not_run(bench):
     await bench.run("/wait", **{"x-deadline": 1})
+    assert (bench.statuses(), bench.calls) == (["expired"], [])
+
+
+async def test_answer_to_an_expired_request_is_tried_again_because_clocks_differ(bench):
+    refusals = [BrokerAccessError("no permission")] * 4
+
+    async def refuse(message):
+        if refusals:
+            raise refusals.pop()
+
+    bench.around_replies(before=refuse)
+    await bench.take("/wait", **{"x-deadline": 1})
+    await bench.clock.advance(AT_LEAST - 1.0)
+    await bench.processor.until_idle()
     assert (bench.statuses(), bench.calls) == (["expired"], [])
 
 

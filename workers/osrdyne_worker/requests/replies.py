@@ -26,6 +26,10 @@ CANCEL_CHECK_INTERVAL = 0.5
 UNTIL_NO_DEADLINE = 600.0
 """Seconds for which the answer to a request without a deadline is tried while its queue does not take it."""
 
+AT_LEAST = 30.0
+"""Seconds for which every answer is tried, also that to an expired request: the clock that set the deadline may be
+wrong, and the caller may still wait."""
+
 log = get_logger("worker")
 
 
@@ -74,7 +78,7 @@ class ReplySender:
             left = UNTIL_NO_DEADLINE
             if request.deadline_ms is not None:
                 left = min(left, (request.deadline_ms - now_ms(self.clock)) / 1000)
-            until = self.clock.monotonic() + left
+            until = self.clock.monotonic() + max(AT_LEAST, left)
         try:
             # Crash before the confirm: the request is delivered again and runs twice. After it: it is answered twice.
             await publish_reply(
