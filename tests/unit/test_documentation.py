@@ -1,6 +1,7 @@
 """Pages of the documentation: code, links, tests and names in them are right, and all are in the navigation."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import unquote
@@ -67,6 +68,17 @@ def test_python_of_the_documentation_is_python():
 def test_failure_modes_are_proven_as_their_pages_say():
     checked = subprocess.run([ROOT / "tools" / "failure_modes", "--check"], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_two_failure_modes_with_one_anchor_are_found(tmp_path):
+    for name in ("tests", "tools"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text('@pytest.mark.proves("page/same")\ndef test_x():\n')
+    (page := tmp_path / "docs" / "reference" / "failure-modes" / "page.md").parent.mkdir(parents=True)
+    page.write_text(2 * '| <a id="same"></a>What breaks | `test_x` |\n')
+    tool = shutil.copy(ROOT / "tools" / "failure_modes", tmp_path / "tools")
+    checked = subprocess.run([tool, "--check"], capture_output=True, text=True, check=False)
+    assert (checked.returncode, "page/same" in checked.stdout) == (1, True)
 
 
 def test_tests_that_pages_name_exist():
