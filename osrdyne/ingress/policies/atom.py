@@ -15,7 +15,7 @@ from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import DefusedXMLParser
 
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
-from osrdyne.ingress.policies.elements import ELEMENTS
+from osrdyne.ingress.policies.elements import BY_NAME, ELEMENTS
 from osrdyne.ingress.policies.policy import EffectivePolicy
 
 ATOM_TYPE = "application/atom+xml"
@@ -62,7 +62,7 @@ def entry_json(text: str) -> str:
     problems = []
     for one in policies[0]:
         name = _named(one, CONNECT)
-        content = next((child for child in one if _named(child, ADDRESSING) == "Address"), one)
+        content = _address(one) if name in BY_NAME and BY_NAME[name].is_endpoint else one
         value = (content.text or "").strip()
         if name in values:
             problems.append(Problem("it is given twice: remove one", path=name))
@@ -72,6 +72,11 @@ def entry_json(text: str) -> str:
     if problems:
         raise InvalidDocumentError(problems)
     return json.dumps(values)
+
+
+def _address(endpoint: xml.Element) -> xml.Element:
+    """The address of an endpoint reference; an element without one is read as text."""
+    return next((child for child in endpoint if _named(child, ADDRESSING) == "Address"), endpoint)
 
 
 class _Tree(xml.TreeBuilder):

@@ -130,6 +130,7 @@ async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api):
 
 ENTRY = f'<entry xmlns="{ATOM[1:-1]}">{{}}</entry>'
 QUEUE_POLICY = f'<QueuePolicy xmlns="{POLICY[1:-1]}">{{}}</QueuePolicy>'
+ADDRESS = "<Address xmlns='http://www.w3.org/2005/08/addressing'>77</Address>"
 SENT_ATOM = {"content-type": "application/atom+xml;type=entry;charset=utf-8"}
 
 
@@ -138,7 +139,7 @@ async def test_effective_policy_in_xml_is_a_proposal_of_a_renewal(api):
         "/v1/queues?key=a&author=me",
         "<EnqueueTimeout>PT20S</EnqueueTimeout><MaxMessageSize>9000</MaxMessageSize>",
     )
-    drop = "<PoisonMessageDrop><Address xmlns='http://www.w3.org/2005/08/addressing'>amqp:/queues/q</Address></PoisonMessageDrop>"
+    drop = f"<PoisonMessageDrop>{ADDRESS.replace('77', 'amqp:/queues/q')}</PoisonMessageDrop>"
     proposal = ENTRY.format(QUEUE_POLICY.format(text + drop)).replace("https", "http")
     created = await api.post(url, content=proposal, headers=SENT_ATOM)
     assert (created.status_code, created.headers["location"]) == (201, "/v1/queue?key=a")
@@ -161,6 +162,7 @@ async def test_effective_policy_in_xml_is_a_proposal_of_a_renewal(api):
         (ENTRY.format(QUEUE_POLICY.format("<MaxMessageAge>soon</MaxMessageAge>")), "MaxMessageAge"),
         (ENTRY.format(QUEUE_POLICY.format("<Overflow/><Overflow/>")), "Overflow"),
         (ENTRY.format(QUEUE_POLICY.format("<Overflow><b/></Overflow>")), "Overflow"),
+        (ENTRY.format(QUEUE_POLICY.format(f"<MaxQueueLength>{ADDRESS}</MaxQueueLength>")), "MaxQueueLength"),
         (ENTRY.format(QUEUE_POLICY.format("<MaxQueueCapacity>5</MaxQueueCapacity>")), "MaxQueueCapacity"),
         (ENTRY.format(""), "entry"),
         (QUEUE_POLICY, "entry"),
