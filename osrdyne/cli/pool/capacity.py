@@ -193,7 +193,7 @@ def _print_kept(kept: list[dict[str, Any]]) -> None:
             "-" if one["max_age"] is None else duration_text(one["max_age"]),
             "-" if one["max_bytes"] is None else size_text(one["max_bytes"]),
             "-" if one["max_count"] is None else _number(one["max_count"]),
-            "-" if one["days"] is None else f"{_number(one['days'])} days",
+            "-" if one["days"] is None else f"{_number(one['days'])} days" + (", then paused" if one["pauses"] else ""),
         )
         for one in kept
     )

@@ -17,13 +17,15 @@ DAY = 86_400
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A store of a pool with its limits; None: no limit. `max_age`: seconds. `days`: for how long it keeps what a load
-    that repeats adds; None if that does not follow from the limits and the load."""
+    that repeats adds; None if that does not follow from the limits and the load. `pauses`: it is full after these days,
+    and takes nothing more until it has room again."""
 
     name: str
     max_age: float | None = None
     max_bytes: int | None = None
     max_count: int | None = None
     days: float | None = None
+    pauses: bool = False
 
 
 def kept_by_pool(settings: Settings, load: Load) -> Iterator[Kept]:
@@ -39,7 +41,10 @@ def kept_by_pool(settings: Settings, load: Load) -> Iterator[Kept]:
         retention, rows, size_limit = (_limit(table, limit) for limit in ("retention_days", "max_rows", "max_bytes"))
         # How large a row is on disk depends on the data.
         days = _shortest(load, retention, _days(rows, events)) if size_limit is None else None
-        yield Kept(f"table {name}", None if retention is None else retention * float(DAY), size_limit, rows, days)
+        # It removes the oldest rows when it is full only if it says so.
+        pauses = days is not None and days != retention and table.get("on_storage_limit") != "purge"
+        max_age = None if retention is None else retention * float(DAY)
+        yield Kept(f"table {name}", max_age, size_limit, rows, days, pauses)
     yield Kept("poison inventory", max_bytes=settings.requests.poison_max_bytes)
     yield Kept("audit", audit.max_age, max_count=audit.max_changes)
 

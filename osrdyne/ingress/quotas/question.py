@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from osrdyne.config.types import Duration, Model, Size
 from osrdyne.ingress.quotas.capacity import MAX_DAYS, MAX_PHASES, Choice, Hub, Load, Phase, Plan, Store, cheapest, plan
@@ -75,6 +75,13 @@ class CapacityQuestion(Model):
     retention_days: int | None = Field(
         None, ge=1, le=MAX_RETENTION_DAYS, description="For how many days the store must keep each event; None: any."
     )
+
+    @field_validator("retention_days")
+    @classmethod
+    def _needs_a_store(cls, days: int | None, info: ValidationInfo) -> int | None:
+        if days is not None and info.data.get("store", "invalid") is None:
+            raise ValueError("only a store keeps events: give a store as well")
+        return days
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -114,6 +114,7 @@ def test_wrong_questions_are_refused():
         {"load": [{"rate": 1, "duration": "25h"}], "repeats": True},
         {"load": [{"rate": 1}], "hub": "iot-hub-free", "hub_units": 2},
         {"load": [{"rate": 1}], "hubs": 1},
+        {"load": [{"rate": 1}], "retention_days": 1},
     ]
     for question in questions:
         with pytest.raises(ValidationError):
@@ -142,22 +143,27 @@ def test_a_store_keeps_what_it_has_room_for(question, days, needed, units):
     assert units is None or (found["cheapest"]["store"], found["cheapest"]["store_units"]) == ("store-s1", units)
 
 
+ROWS = {"retention_days": 90, "max_rows": 80_000}
+
+
 @pytest.mark.parametrize(
     ("table", "load", "days"),
     [
-        ({"retention_days": 90, "max_rows": 80_000}, {"rate": "1000/day", "events": 2}, (5, 40)),
-        ({"retention_days": 9}, {"rate": "1/day"}, (7, 9)),
-        ({"retention_days": 9, "max_bytes": 10**9}, {"rate": "0/day"}, (7, None)),
-        ("typo", {"rate": "1/day"}, (7, None)),
-        ({"retention_days": 9}, {"rate": "1/day", "duration": "1h"}, (None, None)),
+        ({**ROWS, "on_storage_limit": "purge"}, {"rate": "1000/day", "events": 2}, (5, 40, False)),
+        (ROWS, {"rate": "1000/day", "events": 2}, (5, 40, True)),
+        ({"retention_days": 40, "max_rows": 80_000}, {"rate": "1000/day", "events": 2}, (5, 40, False)),
+        ({"retention_days": 9}, {"rate": "1/day"}, (7, 9, False)),
+        ({"retention_days": 9, "max_bytes": 10**9}, {"rate": "0/day"}, (7, None, False)),
+        ("typo", {"rate": "1/day"}, (7, None, False)),
+        ({"retention_days": 9}, {"rate": "1/day", "duration": "1h"}, (None, None, False)),
     ],
-    ids=["full", "old", "bytes", "invalid", "once"],
+    ids=["purged", "paused", "old and full", "old", "bytes", "invalid", "once"],
 )  # fmt: skip
 def test_pool_keeps_a_load_until_it_is_full_or_old(table, load, days):
     log = {"name": "sensors", "max_age": "7d", "max_bytes": 5 * 1000 * 2**20, "partitions": 1}
     worker = {"config": {"tables": {"warm": table}}}
     settings = Settings.model_validate({"pool": {"kind": "managed"}, "telemetry": log, "worker": worker})
     question = CapacityQuestion.model_validate({"load": [{**load, "message_size": "1MiB"}]})
-    found = {kept.name: kept.days for kept in kept_by_pool(settings, question.to_load())}
-    assert [*found.items()][2:] == [("poison inventory", None), ("audit", None)]
-    assert (found["log sensors"], found["table warm"]) == days
+    log_kept, warm, *others = kept_by_pool(settings, question.to_load())
+    assert [(kept.name, kept.days) for kept in others] == [("poison inventory", None), ("audit", None)]
+    assert (log_kept.days, warm.days, warm.pauses) == days
