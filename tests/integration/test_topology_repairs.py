@@ -88,6 +88,10 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(broker_settings, p
         assert False in await findings_of(settings, "topology")
         await management.delete_policy(f"{pool_id}-other")
         await until(lambda: finding_of(running).ok)
+        body = {"pattern": f"^{pool_id}-", "definition": {"message-ttl": 10**8}, "apply-to": "queues"}
+        (await api.put(place, json=body)).raise_for_status()
+        of_all = (names.orphan_queue, names.dead_letter_queue, names.poison_queue)
+        await until(lambda: all(name in finding_of(running).message for name in of_all))
         for queue, element in harmful.items():
             body = {"pattern": f"^{pool_id}-{queue}$", "definition": {element: 10**8}, "apply-to": "queues"}
             (await api.put(place, json=body)).raise_for_status()

@@ -211,13 +211,13 @@ def _compare_operator_policies(expected: Expected, policies: Sequence[PolicySpec
     deviations = []
     for one in policies:
         harmful = _REMOVES_MESSAGES & one.definition.keys()
-        queue = next((name for name in controller if harmful and _applies(one, name)), None)
-        if queue is None and _applies(one, sample):
-            harmful, queue = _REMOVES_REQUEST_QUEUES & one.definition.keys(), sample
-        if queue is not None and harmful:
+        queues = [name for name in controller if harmful and _applies(one, name)]
+        if not queues and _applies(one, sample):
+            harmful, queues = _REMOVES_REQUEST_QUEUES & one.definition.keys(), [sample]
+        if queues and harmful:
             detail = (
-                f"is an operator policy and sets {', '.join(sorted(harmful))} on {queue}, so requests may be lost: "
-                "change its pattern so that it does not match the pool's queues"
+                f"is an operator policy and sets {', '.join(sorted(harmful))} on {', '.join(queues)}, so requests may "
+                "be lost, and the pool cannot prevent it: change its pattern so that it does not match these queues"
             )
             deviations.append(Deviation(ObjectKind.POLICY, one.name, Problem.CONFLICT, detail))
     return deviations
