@@ -8,7 +8,7 @@ the next leader can answer as well. A lost inquiry or answer costs one line of p
 from __future__ import annotations
 
 from osrdyne.amqp import Consumer, Delivery, Message
-from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedError
+from osrdyne.errors import BrokerAccessError, BrokerSilentError, InvalidKeyError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
@@ -85,5 +85,5 @@ class ProgressResponder:
         try:
             # One attempt, unlike an answer to a request: the client will send another inquiry.
             await self._publisher.publish(message, exchange="", routing_key=reply_to)
-        except (PublishRefusedError, BrokerSilentError) as error:
+        except (PublishRefusedError, BrokerSilentError, BrokerAccessError) as error:
             self._log.debug("inquiry not answered", key=key, error=str(error))

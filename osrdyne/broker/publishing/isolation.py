@@ -47,7 +47,10 @@ FORGET_AFTER = 60.0  # Seconds without a publish after which a destination is fo
 class Destinations:
     """The destinations of publishes, with the state of their confirms."""
 
-    def __init__(self, shared: Channel | GuardedChannel, connection: Connection, *, clock: Clock) -> None:
+    def __init__(
+        self, shared: Callable[[str], Channel | GuardedChannel], connection: Connection, *, clock: Clock
+    ) -> None:
+        """`shared`: the channel that destinations of an exchange share."""
         self._shared = shared
         self._channels = IsolationChannels(connection)
         self._clock = clock
@@ -73,7 +76,7 @@ class Destinations:
                     return
                 # Within the turn, so that messages to one destination leave in the order of the calls.
                 await destination.room.acquire()
-            await self._publish_shared(destination, silences, send)
+            await self._publish_shared(destination, silences, send, self._shared(exchange))
         finally:
             # `_forget_idle` keeps a destination with users: a message in flight must not miss a silence.
             destination.users -= 1
@@ -115,12 +118,14 @@ class Destinations:
                 # The confirm may still come on this channel; until then no other destination may use it.
                 destination.stalled = channel
 
-    async def _publish_shared(self, destination: _Destination, silences: int, send: Send) -> None:
+    async def _publish_shared(
+        self, destination: _Destination, silences: int, send: Send, channel: Channel | GuardedChannel
+    ) -> None:
         destination.sharing += 1
         try:
             # Checked again, after the wait for room on the shared channel.
             destination.check(silences)
-            await send(self._shared)
+            await send(channel)
             destination.confirmed_at = self._clock.monotonic()
         except BrokerAccessError:
             destination.confirmed_at = None  # the next refusal must not close the shared channel

@@ -18,7 +18,7 @@ from http import HTTPStatus
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
-from osrdyne.errors import BrokerSilentError, MessageTooLargeError, PublishRefusedError
+from osrdyne.errors import BrokerAccessError, BrokerSilentError, MessageTooLargeError, PublishRefusedError
 from osrdyne.ingress.acceptance import RoutedRequest
 from osrdyne.ingress.checks import Refusal
 from osrdyne.ingress.telemetry import Log
@@ -137,8 +137,9 @@ class LogWriter:
                 failures += 1
                 delay = PUBLISH_RETRY.delay(failures)
                 self._log.warning("message not written to the log", stream=stream, error=str(error), retry_in=delay)
-            except BrokerSilentError as error:
-                # A stream without a leader confirms nothing. Other partitions are not affected.
+            except (BrokerSilentError, BrokerAccessError) as error:
+                # A stream without a leader confirms nothing, and the daemon may not publish to the default exchange for
+                # a time. Other partitions are not affected.
                 maybe_delivered = True
                 failures += 1
                 delay = UNCONFIRMED_RETRY.delay(failures)

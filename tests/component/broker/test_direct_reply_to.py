@@ -7,6 +7,7 @@ from aiormq.exceptions import ChannelAccessRefused
 
 from osrdyne.amqp import Connection, ConnectionOptions, Message
 from osrdyne.amqp.direct_reply_to import CONNECT_RETRY, PATIENCE, DirectReplies, guarded_channel
+from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.errors import (
     AddressRefusedError,
     BrokerAccessError,
@@ -205,4 +206,41 @@ async def test_refusal_of_another_publish_costs_the_channel_and_not_the_connecti
     bench.broker.hook = end
     await guarded.publish(Message(b"1"), exchange="", routing_key="replies")
     assert (bench.broker.bodies("replies"), closed.done(), connection.is_closed) == ([b"1"], False, False)
+    closed.cancel()
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_refused_answer_fails_no_other_publish_of_the_leader(bench):
+    """They are in flight together, on channels that both destinations share with others."""
+    connection, broker = await bench.open(), bench.broker
+    publisher = await LeaderPublisher.open(connection, open_another=bench.open, clock=bench.clock)
+    closed = asyncio.create_task(publisher.wait_closed())
+    for name in ("control", "replies"):
+        broker.declare_queue(name, {})
+    broker.declare_exchange("control", "fanout", {})
+    broker.bind("control", "control", "")
+
+    async def publish(exchange: str, routing_key: str) -> None:
+        await publisher.publish(Message(b"1"), exchange=exchange, routing_key=routing_key)
+
+    async def refuse(command):
+        if command == ("publish", "replies", False):
+            connection.channels[0].end(ChannelAccessRefused(None, None))
+            raise BrokerUnavailableError("closed")
+        if command == ("publish", "control", False):
+            await refused.wait()
+
+    refused = asyncio.Event()
+    for destination in (("control", ""), ("", "replies")):
+        await publish(*destination)  # only destinations with a confirm share a channel
+    broker.hook, end = refuse, broker.hook
+    cancel = asyncio.create_task(publish("control", ""))
+    await bench.clock.settle()
+    with pytest.raises(BrokerAccessError):
+        await publish("", "replies")
+    refused.set()
+    await cancel
+    broker.hook = end
+    await publish("", "replies")
+    assert (broker.bodies("control"), broker.bodies("replies"), closed.done()) == ([b"1"] * 2, [b"1"] * 2, False)
     closed.cancel()

@@ -10,7 +10,7 @@ from managed_pool import change, managed, send, waiting
 from replies import REPLIES, answers
 
 from osrdyne.config.models import LifecycleSettings, TelemetrySettings
-from osrdyne.errors import BrokerSilentError, OsrdyneError, PublishRefusedError
+from osrdyne.errors import BrokerAccessError, BrokerSilentError, OsrdyneError, PublishRefusedError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PRINCIPAL_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
@@ -23,6 +23,7 @@ LOG = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
 HOT = "FROM /messages/* WHERE level = 'alert' INTO $upstream"
 NOT_CONFIRMED = BrokerSilentError("no confirm in time")
 RETURNED = PublishRefusedError("there is no queue for it")
+NO_PERMISSION = BrokerAccessError("no permission")
 LONG = 600.0
 
 
@@ -113,7 +114,7 @@ async def test_leader_killed_around_each_step_loses_no_message(stack, clock, bro
 
 
 @pytest.mark.proves("telemetry/stream-confirm-example-leader")
-@pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (RETURNED, None)], ids=["silent", "returned"])
+@pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (NO_PERMISSION, True), (RETURNED, None)], ids=str)
 async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it_and_is_not_overtaken(
     stack, broker, fault, marked
 ):

@@ -1,11 +1,12 @@
 """Inquiries about starting keys: a real leader on a broker and a driver in memory, in virtual time."""
 
 import pytest
+from broker_steps import refuse
 from managed_pool import ALERTS, REST, change, managed, publish_to
 from replies import REPLIES
 
 from osrdyne.config.models import LifecycleSettings, Settings
-from osrdyne.errors import StartFailedError
+from osrdyne.errors import BrokerAccessError, StartFailedError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import PROGRESS_HEADER
 from osrdyne.protocol.progress import StartProgress, not_starting
@@ -142,6 +143,12 @@ async def test_worker_that_waits_for_executors_says_so(stack):
     assert [worker.waiting_for for worker in stack.reports_of()] == ["executors"]
     await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=0)
     assert [worker.waiting_for for worker in stack.reports_of()] == [None]
+
+
+async def test_inquiry_without_permission_to_answer_it_ends_no_term(stack, broker):
+    refuse(broker, BrokerAccessError("refused"), ("publish", REPLIES, False), times=1)
+    await inquire(stack, "a")
+    assert (await ask(stack, "a"), stack.task.done()) == (None, False)
 
 
 async def test_key_whose_start_failed_is_not_starting(stack):
