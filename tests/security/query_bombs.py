@@ -50,6 +50,7 @@ _PERCENT, _ARRAYS, _OBJECTS = "'%a'", "'array<array<'", '{"a":'
 _BRANCHES = "when 1 then 2 when 2 then 3 when 4 then 5 end "
 _SETS = ", ".join(f"(c{n % 12}, c{n % 11})" for n in range(1500))
 
+_HINTED = "(select /*+ repartition(90) */ r_name from region)"
 _REFUSED: dict[str, dict[str, str]] = {
     "max_constant_bytes": {
         "repeat": "select repeat('x', 2000000000) as v",
@@ -134,6 +135,13 @@ _REFUSED: dict[str, dict[str, str]] = {
         "repartition_by_range": "select /*+ coalesce(1), repartition_by_range(2000000, r_name) */ * from region",
         "repartition in a pipe": "from region |> select /*+ repartition(2000000) */ r_name",
         "range partitions by name": "select count(*) from range(0, 9, 1, numPartitions => 9999999)",
+        "repartitions of a join": f"select count(*) from {_HINTED} a cross join {_HINTED} b",
+        "repartition of a lateral join": f"select * from {_HINTED}, lateral (select /*+ rebalance(90) */ r_name)",
+        "repartitions of a union": f"select * from {_HINTED}" + f" union all select * from {_HINTED}" * 12,
+        "repartitions in each other": "select /*+ repartition(600), repartition(700, r_name) */ * from region",
+        "repartition in a subquery": f"select /*+ coalesce(950) */ * from region where r_name in (from {_HINTED})",
+        "repartition of a common table": f"with a as (from {_HINTED}) select count(*) from a, a b",
+        "ranges of a join": "select count(*) from range(0, 90, 1, 90) a, range(0, 90, 1, 90) b",
     },
     "max_plan_nodes": {
         "26 doubling joins": _doubling(26, "select a.x from @ a join @ b on a.x = b.x"),
@@ -183,6 +191,7 @@ HONEST = {
     "(select hll_sketch_agg(r_name, 12) s from region where r_name like 'r%' group by r_regionkey)",
     "distinct": "select approx_count_distinct(r_name), approx_count_distinct(r_name, 0.01) from region",
     "count_min_sketch": "select count_min_sketch(r_regionkey, 0.01d, 0.99d, 1) from region",
+    "hints": f"select count(*) from {_HINTED} a join region b using (r_name) join region c using (r_name)",
     "WINDOW clause": "select sum(1) over w from region window w as (order by lpad(r_name, 10))",
 }
 """Queries with the same functions that are answered."""

@@ -601,12 +601,13 @@ def _literal(node: PlanNode) -> _Value:
 class _Relation:
     """The estimate of a plan: its named columns, its number of columns (`width`) and of operators (`nodes`).
 
-    `inner` has the names of the operators below.
+    `inner` has the names of the operators below; `partitions` are those that hints and `range` ask for.
     """
 
     columns: dict[str, _Value] = field(default_factory=dict)
     width: int = 0
     nodes: float = 1.0
+    partitions: float = 0.0
     inner: Mapping[str, _Value] = field(default_factory=dict)
 
     def names(self) -> dict[str, _Value]:
@@ -623,7 +624,8 @@ class _Estimate:
     def __init__(self, limits: PlanLimits, views: Mapping[str, int]) -> None:
         self._limits = limits
         self._views = views
-        self._nested = 0.0
+        self._nested: list[_Relation] = []
+        """The subqueries in the expressions of an operator."""
         self._work = 0.0
         self._buffers = 0.0
 
@@ -668,7 +670,7 @@ class _Estimate:
 
     def _operator(self, node: PlanNode, children: list[_Relation], tables: _Tables, outer: _Names) -> _Relation:
         kind = node.kind
-        self._nested = 0.0
+        self._nested = []
         names = {**outer, **_merged([child.names() for child in children])}
         made = _Relation(
             columns=_merged([child.columns for child in children]),
@@ -679,8 +681,10 @@ class _Estimate:
         if kind in ("Union", "Except", "Intersect"):
             made.width = max((child.width for child in children), default=0)
             made.columns = _united(children)
+        asked = 0.0
         if kind == "UnresolvedRelation":
             self._relation(node, made, tables)
+            asked = made.partitions
         elif kind in ("UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases"):
             made.columns = _renamed(node, made)
         listed = [(path, tree) for path, tree in node.below if not tree.is_plan]
@@ -699,14 +703,20 @@ class _Estimate:
             sets = math.prod(_grouping_sets(tree) for path, tree in listed if path.startswith("groupingExpressions"))
             _enforce(self._limits, "max_grouping_sets", sets, "grouping sets of GROUP BY")
         elif kind == "UnresolvedTableValuedFunction" and _function(node) == "range":
-            self._range(node, names, tables)
+            # range(start, end, step, numPartitions); a named argument may be any of them.
+            arguments = enumerate(node.expressions())
+            numbers = [tree for place, tree in arguments if place >= 3 or "Named" in tree.kind]
+            asked = self._partitions(numbers, names, tables)
         elif kind == "UnresolvedHint" and str(node.values.get("name")).lower() in PARTITION_HINTS:
-            for _, tree in listed:
-                if tree.kind != "UnresolvedAttribute":  # a column, also one that has the value of a number
-                    value = self._checked(tree, names, tables)
-                    _enforce(self._limits, "max_partitions", value.size, f"partitions of {node.values['name']}")
-        made.nodes += self._nested
+            # Not a column, also one that has the value of a number.
+            numbers = [tree for _, tree in listed if tree.kind != "UnresolvedAttribute"]
+            asked = self._partitions(numbers, names, tables)
+        made.nodes += sum(part.nodes for part in self._nested)
+        below = [part.partitions for part in [*children, *self._nested] if part.partitions]
+        # A join without an equality runs a task for each pair of partitions.
+        made.partitions = asked + (math.prod(below) if kind.endswith("Join") else sum(below))
         _enforce(self._limits, "max_columns", made.width, f"columns of {kind}")
+        _enforce(self._limits, "max_partitions", made.partitions, "partitions of hints and range, multiplied by joins")
         _enforce(
             self._limits, "max_plan_nodes", made.nodes, "operators of the plan, each common table where it is used"
         )
@@ -717,6 +727,7 @@ class _Estimate:
         table = tables.get(name)
         if table is not None:
             made.columns, made.width, made.nodes = dict(table.columns), table.width, 1 + table.nodes
+            made.partitions = table.partitions
         else:
             made.width = self._views.get(name, 1)
 
@@ -758,12 +769,8 @@ class _Estimate:
             made.columns[name] = _either([one, made.columns.get(name, one)])
         made.width = max(made.width, len(made.columns))
 
-    def _range(self, node: PlanNode, names: _Names, tables: _Tables) -> None:
-        # range(start, end, step, numPartitions); a named argument may be any of them.
-        for place, tree in enumerate(node.expressions()):
-            if place >= 3 or "Named" in tree.kind:
-                value = self._checked(tree, names, tables)
-                _enforce(self._limits, "max_partitions", value.size, "partitions of range")
+    def _partitions(self, numbers: list[PlanNode], names: _Names, tables: _Tables) -> float:
+        return max((self._checked(tree, names, tables).size for tree in numbers), default=0.0)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -801,7 +808,7 @@ class _Estimate:
             return _Value(bytes=0.0, constant=True)
         for inner in node.plans():
             relation = self.plan(inner, tables, names)
-            self._nested += relation.nodes
+            self._nested.append(relation)
             if kind == "ScalarSubquery" and relation.columns:
                 values = [*values, _either(list(relation.columns.values()))]
         if kind == "Cast" and node.values.get("dataType") == "string":
