@@ -232,6 +232,14 @@ def test_qualified_names_and_the_information_schema_are_those_of_the_key(make_ca
                       " information_schema.columns.ordinal_position limit 1") == [["id", "int", "YES"]]  # fmt: skip
     assert rows(call, "select schema_name from information_schema.schemata, information_schema.tables t where"
                       " schemata.schema_name = t.table_schema and table_name = 'orders'") == [["default"]]  # fmt: skip
+    remembered = call.context.state._remembered._values.items()
+    kept = "".join(query for (query, *_), (prepared, _) in remembered if prepared is not None)
+    assert "spark_catalog.default.ORDERS" in kept
+    assert "information_schema" not in kept.lower(), "its rows would be in the plans"
+    join = (
+        "select /*+ shuffle_replicate_nl(default.orders) */ 1 from default.orders join range(3) r on orders.id = r.id"
+    )
+    assert "CartesianProduct" in plan_of(call, join)
     for query in ("select * from default.hidden", "select * from tables", "select * from information_schema.views",
                   "with orders as (select 1) select * from default.orders"):  # fmt: skip
         assert refusal(call, query).error_code in {"table_not_allowed", "unknown_table"}

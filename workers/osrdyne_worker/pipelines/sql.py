@@ -278,7 +278,7 @@ class SqlData:
     def open_views(self, names: Collection[str]) -> None:
         """Open those of the views that are deferred (see `DeferredViews.open`), last values that have changed, and
         views of the information schema."""
-        for name in INFORMATION_VIEWS.intersection(names).difference(view.name for view in self._views):
+        for name in self._of_information_schema(names):
             rows = information_schema(name, self._views)
             self.session.createDataFrame(rows).createOrReplaceTempView(name)
         self._deferred.open(names)
@@ -286,6 +286,9 @@ class SqlData:
             self._live.open_last_values(names)
         except DataProblemError as problem:
             raise problem.refusal() from None
+
+    def _of_information_schema(self, names: Collection[str]) -> frozenset[str]:
+        return INFORMATION_VIEWS.intersection(names).difference(view.name for view in self._views)
 
     def prepared(self, query: str, parameters: Parameters | None = None) -> PreparedQuery:
         """The checked query, ready to run. Raises `QueryRefusedError`, or Spark's error."""
@@ -340,8 +343,8 @@ class SqlData:
     ) -> tuple[PreparedQuery | None, int]:
         """The checked query if it may run again without a new analysis, otherwise None; and its size in the cache."""
         checked = self.check(query, columns, parameters)
-        # Last values are read when the query is checked.
-        if self._live.has_last_values(checked.named):
+        # Both are read when the query is checked. The rows of the information schema would be in the plan, uncounted.
+        if self._live.has_last_values(checked.named) or self._of_information_schema(checked.named):
             return None, len(query)
         if checked.analyzed is None or not is_repeatable(checked.frame, checked.analyzed):
             return None, len(query)

@@ -31,6 +31,13 @@ VIEWS = {"orders", "nation"}
         "select * from x.default.orders, default.orders.x, default.other, other.default.orders",
         "select * from csv.`default.orders`, information_schema.views",
         "select 'abc from default.orders",
+        "select trim((a) from default.orders), trim((select 1) from default.orders) from «default.»orders",
+        "select ((«default.»orders.id)) from ((«default.»orders)) where a in ((from «default.»nation))",
+        "from ((select 1) union from «default.»orders)",
+        "select /*+ mapjoin(a, «`default`.»orders), merge(«spark_catalog.default.»orders) */ a from «default.»orders",
+        "select /*+ repartition(3, «default.»orders.id, default.orders) */ 1 from «default.»orders",
+        "select /*+ merge(default.nation), coalesce(default.orders) */ 1 from «default.»orders",
+        "select /*+ merge(default.orders, 'a) */ 'default.orders' from «default.»orders",
     ],
 )
 def test_qualifiers_of_views_become_blanks(marked):
@@ -56,6 +63,7 @@ PARTS = (
     ",",
     "'",
     "/*",
+    "/*+ merge(",
     "*/",
     "--",
     "\n",

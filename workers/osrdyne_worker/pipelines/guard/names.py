@@ -15,6 +15,8 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
+from osrdyne_worker.pipelines.guard.sql_guard import JOIN_HINTS
+
 CATALOG = "spark_catalog"
 NAMESPACE = "default"
 """The schema of the views, as Spark names it."""
@@ -24,6 +26,7 @@ INFORMATION_VIEWS = frozenset({"tables", "columns", "schemata"})
 
 _QUALIFIED = re.compile(rf"\b(?:{NAMESPACE}|{INFORMATION_SCHEMA})\b", re.IGNORECASE)
 _BEGINS_QUERY = frozenset({TokenType.SELECT, TokenType.FROM, TokenType.TABLE, TokenType.VALUES})
+_COMBINES_QUERIES = frozenset({TokenType.UNION, TokenType.EXCEPT, TokenType.INTERSECT})
 _ENDS_FROM = frozenset(
     {
         TokenType.SELECT, TokenType.WHERE, TokenType.GROUP_BY, TokenType.HAVING, TokenType.ORDER_BY, TokenType.SORT_BY,
@@ -54,7 +57,7 @@ class _Level:
 
 def plain_names(text: str, views: Collection[str]) -> PlainText:
     """Change the names of `views` (lower case) and of the information schema in place of a table, and the qualifiers of
-    columns that repeat them. A text without tokens, which the guard refuses, remains as it is."""
+    columns and hints that repeat them. A text without tokens, which the guard refuses, remains as it is."""
     if _QUALIFIED.search(text) is None:
         return PlainText(text)
     try:
@@ -68,18 +71,17 @@ def plain_names(text: str, views: Collection[str]) -> PlainText:
     # A plain name would be that of the WITH clause, and a qualified one never is.
     used = {name for name, _ in tables if name[1] not in common}
     for name, parts in tables + others:
-        for part in parts if name in used else ():
-            changed[part.start : part.end + 1] = " " * (part.end + 1 - part.start)
+        for start, end in parts if name in used else ():
+            changed[start:end] = " " * (end - start)
     return PlainText("".join(changed), frozenset(view for schema, view in used if schema == INFORMATION_SCHEMA))
 
 
-_Found = list[tuple[tuple[str, str], list[Token]]]
-"""Schema and view, and the tokens before the view's own name."""
+_Schemas = Mapping[str, frozenset[str]]
+_Found = list[tuple[tuple[str, str], list[tuple[int, int]]]]
+"""Schema and view, and the places in the text of the tokens before the view's own name."""
 
 
-def _qualified(
-    text: str, tokens: list[Token], schemas: Mapping[str, frozenset[str]]
-) -> tuple[_Found, _Found, set[str]]:
+def _qualified(text: str, tokens: list[Token], schemas: _Schemas) -> tuple[_Found, _Found, set[str]]:
     """The qualified names of tables, those that columns begin with, and the names that WITH clauses define."""
     tables: _Found = []
     others: _Found = []
@@ -91,17 +93,48 @@ def _qualified(
         names = _chain(text, tokens, at)
         if level.in_with:
             common.update(names[:1])
-        before = 1 if names[:1] == [CATALOG] else 0
-        schema, *rest = names[before : before + 3] or [""]
-        if rest and rest[0] in schemas.get(schema, ()):
-            found = (schema, rest[0]), tokens[at : at + 2 * before + 2]
-            if level.expects_table:
-                tables.extend([found] if len(rest) == 1 else [])
-            elif _is(tokens, at + 2 * before + 3, TokenType.DOT):
-                others.append(found)
+        if _is(tokens, at, TokenType.HINT):
+            others.extend(_of_hint(text, tokens[at], schemas))
+        found, follows = _found(tokens, at, names, schemas)
+        if level.expects_table:
+            tables.extend(found if len(names) == follows else [])
+        elif _is(tokens, at + 2 * follows - 1, TokenType.DOT):
+            others.extend(found)
         _enter(levels, tokens, at)
         at += max(1, 2 * len(names) - 1)
     return tables, others, common
+
+
+def _found(tokens: list[Token], at: int, names: list[str], schemas: _Schemas, *, offset: int = 0) -> tuple[_Found, int]:
+    """The view that the name at this place begins with, if any, and how many parts it has. `offset`: of the tokens."""
+    before = 1 if names[:1] == [CATALOG] else 0
+    schema, *rest = names[before : before + 2] or [""]
+    if not rest or rest[0] not in schemas.get(schema, ()):
+        return [], 0
+    parts = [(offset + part.start, offset + part.end + 1) for part in tokens[at : at + 2 * before + 2]]
+    return [((schema, rest[0]), parts)], before + 2
+
+
+def _of_hint(text: str, hint: Token, schemas: _Schemas) -> _Found:
+    """The tables of a hint that chooses a join, and the qualified columns of any hint. A hint is one token."""
+    begin, end = hint.start + len("/*+"), hint.end + 1 - len("*/")
+    content = text[begin:end]
+    try:
+        tokens = Spark().tokenize(content)
+    except SqlglotError:
+        return []
+    others: _Found = []
+    of_join = False
+    at = 0
+    while at < len(tokens):
+        names = _chain(content, tokens, at)
+        found, follows = _found(tokens, at, names, schemas, offset=begin)
+        if _is(tokens, at + 2 * follows - 1, TokenType.DOT) or (of_join and len(names) == follows):
+            others.extend(found)
+        if _is(tokens, at + 1, TokenType.L_PAREN):
+            of_join = tokens[at].text.lower() in JOIN_HINTS
+        at += max(1, 2 * len(names) - 1)
+    return others
 
 
 def _enter(levels: list[_Level], tokens: list[Token], at: int) -> None:
@@ -109,7 +142,7 @@ def _enter(levels: list[_Level], tokens: list[Token], at: int) -> None:
     level, kind = levels[-1], tokens[at].token_type
     expected, level.expects_table = level.expects_table, False
     if kind is TokenType.L_PAREN:
-        query = expected or _is(tokens, at + 1, *_BEGINS_QUERY, TokenType.WITH, TokenType.L_PAREN)
+        query = expected or _is(tokens, at + 1, *_BEGINS_QUERY, TokenType.WITH)
         levels.append(_Level(is_query=query, in_from=expected, expects_table=expected))
     elif kind is TokenType.R_PAREN and len(levels) > 1:
         levels.pop()
@@ -124,6 +157,8 @@ def _enter(levels: list[_Level], tokens: list[Token], at: int) -> None:
         level.in_from = level.expects_table = True
     elif kind in _ENDS_FROM:
         level.in_from = False
+    if kind in _COMBINES_QUERIES:
+        level.is_query = True  # also after `((SELECT 1)`, which may be the argument of a function until here
     if kind in _BEGINS_QUERY:
         level.in_with = False
 
