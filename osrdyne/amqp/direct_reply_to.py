@@ -33,6 +33,7 @@ from osrdyne.errors import (
     BrokerNotFoundError,
     BrokerSilentError,
     BrokerUnavailableError,
+    OsrdyneError,
     PublishRefusedError,
     QueueFullError,
 )
@@ -290,13 +291,13 @@ async def publish_reply(
     *,
     clock: Clock,
     until: float | None = None,
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: Callable[[OsrdyneError], None] = lambda _: None,
 ) -> None:
     """Publish a reply to any address with `publish`, and again while its queue is full. For controller and workers.
 
     With `until` (monotonic seconds) it is tried until then, also while the user may not publish; without, a few times.
-    `on_wait` is called once, when the few attempts have failed; an error of it ends the attempts. Raises what `publish`
-    raises: the last of these errors, or any other error at once.
+    `on_wait` is called once, with the error, when the few attempts have failed; an error of it ends the attempts.
+    Raises what `publish` raises: the last of these errors, or any other error at once.
     """
     attempt = 0
     while True:
@@ -307,7 +308,7 @@ async def publish_reply(
             if until is None and (attempt == PUBLISH_ATTEMPTS or isinstance(error, BrokerAccessError)):
                 raise
             if attempt == PUBLISH_ATTEMPTS:
-                on_wait()
+                on_wait(error)
             delay = (REFUSED if isinstance(error, BrokerAccessError) else QUEUE_FULL).delay(attempt)
             if until is not None:
                 left = until - clock.monotonic()

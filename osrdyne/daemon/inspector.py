@@ -174,7 +174,7 @@ class DaemonInspector:
             findings = routing.topology.finding(), routing.log.finding(), routing.log_inspector.finding()
             found += [
                 ComponentView(finding.subject, finding.ok, finding.message, fatal=finding.fatal)
-                for finding in (*findings, replier.finding())
+                for finding in (*findings, replier.finding(self._state.term.state.worker_reports.waiting_answers()))
                 if finding is not None
             ]
         return sorted(found, key=lambda component: component.name)

@@ -10,19 +10,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
 from osrdyne.amqp.direct_reply_to import publish_reply
-from osrdyne.errors import BrokerAccessError, BrokerError, BrokerSilentError, PublishRefusedError, QueueFullError
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerError,
+    BrokerSilentError,
+    OsrdyneError,
+    PublishRefusedError,
+    QueueFullError,
+)
 from osrdyne.findings import Finding
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.processors.forgeries import Forgeries
+from osrdyne.protocol.activity import FULL_QUEUE, NO_PERMISSION
 from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
 from osrdyne.protocol.statuses import Status
 
@@ -35,7 +43,7 @@ MAX_WAITING_BYTES = 128 * 1024 * 1024  # Of the requests of these answers: other
 MAX_WAITING_OF_QUEUE, MAX_WAITING_BYTES_OF_QUEUE = 200, 32 * 1024 * 1024
 """The same for one full reply queue: a client must not take the places of the others."""
 COMPONENT = "answers"
-FULL, NO_PERMISSION = "full reply queues", "no permission for the default exchange"
+_REASONS = {FULL_QUEUE: "full reply queues", NO_PERMISSION: "no permission for the default exchange"}
 SetAside = Callable[[], None]
 
 
@@ -77,6 +85,10 @@ async def until_set_aside(
     await aside.wait()
     for error in failed:
         raise error
+
+
+def _shown(counts: Mapping[str, int]) -> list[str]:
+    return [f"{count} for {_REASONS[reason]}" for reason, count in sorted(counts.items())]
 
 
 class Replier:
@@ -149,7 +161,7 @@ class Replier:
                 # replies-are-never-mandatory).
                 await self._publisher.publish(message, exchange="", routing_key=address)
             except (QueueFullError, BrokerAccessError) as error:
-                reason = FULL if isinstance(error, QueueFullError) else NO_PERMISSION
+                reason = FULL_QUEUE if isinstance(error, QueueFullError) else NO_PERMISSION
                 if (waiting := self._waiting.get(task)) is not None:
                     waiting.reason = reason
                 elif self._finished:
@@ -160,7 +172,7 @@ class Replier:
                     set_aside()
                 raise
 
-        def check() -> None:
+        def check(_: OsrdyneError) -> None:
             if task not in self._waiting:
                 raise PublishRefusedError("The answer was refused, and no further one may wait until its deadline.")
             self._log.warning("answer refused, it is tried until the deadline", key=request.key)
@@ -181,17 +193,20 @@ class Replier:
         if len(others) >= MAX_WAITING or sum(other.size for other in others) + wait.size > MAX_WAITING_BYTES:
             return False
         of_queue = [other.size for other in others if other.address == wait.address]
-        if wait.reason is not FULL:
+        if wait.reason != FULL_QUEUE:
             return True
         return len(of_queue) < MAX_WAITING_OF_QUEUE and sum(of_queue) + wait.size <= MAX_WAITING_BYTES_OF_QUEUE
 
-    def finding(self) -> Finding | None:
-        """The finding for `status` and `doctor`: how many answers wait, and why. None if none does."""
-        if not self._waiting:
-            return None
-        reasons = Counter(waiting.reason for waiting in self._waiting.values())
-        counts = ", ".join(f"{count} for {reason}" for reason, count in sorted(reasons.items()))
-        return Finding(COMPONENT, False, f"answers of the controller wait until their deadline: {counts}", fatal=False)
+    def finding(self, of_workers: Mapping[str, int]) -> Finding | None:
+        """The finding for `status` and `doctor`: how many answers wait, and why. None if none does. `of_workers`: those
+        that workers report, by reason."""
+        own = Counter(waiting.reason for waiting in self._waiting.values())
+        parts = [
+            f"answers of the {who} wait until their deadline: {', '.join(_shown(counts))}"
+            for who, counts in (("controller", own), ("workers", of_workers))
+            if counts
+        ]
+        return Finding(COMPONENT, False, "; ".join(parts), fatal=False) if parts else None
 
     def finish(self) -> None:
         """Give up the answers that wait, because the term ends: RabbitMQ returns their requests to their queues, and

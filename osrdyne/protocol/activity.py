@@ -63,11 +63,17 @@ STARVED_JOBS_FIELD = "jobs_without_executors"
 COLD_START_FIELD = "cold_start"
 """Of `ready` reports, and of reports of the worker's state: the milliseconds of each part of the start
 (`COLD_START_PARTS`)."""
+WAITING_ANSWERS_FIELD = "waiting_answers"
+"""Of every report while answers of the worker wait: `{reason: number}` (`WAITING_REASONS`)."""
+FULL_QUEUE, NO_PERMISSION = "full", "refused"
+WAITING_REASONS = (FULL_QUEUE, NO_PERMISSION)
+"""Why an answer waits: its reply queue is full, or RabbitMQ refuses the user."""
 EXECUTOR_SECONDS_FIELD = "executor_seconds"
 """Of `ready`, `busy` and state reports: the time of the worker's tasks since its start, in seconds on one core."""
 RELOADS_FIELD = "reloads"
 """Of reports of the worker's state: `{id: error}` of the last reloads that the controller has requested; the error is
 null if the reload succeeded."""
+MAX_WAITING_ANSWERS = 1_000_000
 MAX_RELOADS = 4
 MAX_RELOAD_ID = 64
 FIRST_REQUEST_FIELD = "first_request_ms"
@@ -116,6 +122,17 @@ class ActivityReport:
 def is_of_state(report: ActivityReport) -> bool:
     """Whether the report is about the worker's state, for example for a new leader, and not about an event."""
     return GENERATION_FIELD in report.details
+
+
+def waiting_answers_of(report: ActivityReport) -> dict[str, int]:
+    """How many answers of the worker wait, by reason, without invalid numbers."""
+    found = report.details.get(WAITING_ANSWERS_FIELD)
+    if not isinstance(found, dict):
+        return {}
+    counts = {reason: found.get(reason) for reason in WAITING_REASONS}
+    return {
+        reason: count for reason, count in counts.items() if isinstance(count, int) and 0 < count <= MAX_WAITING_ANSWERS
+    }
 
 
 def reloads_of(report: ActivityReport) -> dict[str, str | None]:

@@ -80,7 +80,7 @@ async def test_leader_without_permission_keeps_its_term_and_its_answers(
         refused = Message(b"1", headers={"x-no-activate": True}, reply_to=replies)
         for key in ("a", "a", "b"):
             await scene.channel.publish(refused, exchange=PoolNames(pool_id).requests_exchange, routing_key=key)
-        await until(lambda: (finding := running.term.processors.replier.finding()) and "3 for" in finding.message)
+        await until(lambda: (finding := running.term.processors.replier.finding({})) and "3 for" in finding.message)
         await management.put_permissions(user, Permissions(".*", ".*", ".*"))
         async with asyncio.timeout(PATIENCE):
             answers = await scene.channel.consume(replies, no_ack=True)

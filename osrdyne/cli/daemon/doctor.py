@@ -112,8 +112,8 @@ def _as_dict(finding: Finding) -> dict[str, object]:
 
 
 def check_answers(settings: Settings) -> list[Finding]:
-    """What the daemon of the pool on this host reports about answers that their reply queues do not take. No finding if
-    none waits, or if no daemon answers."""
+    """What the daemon of the pool on this host reports about its answers, and those of its workers, that wait. No
+    finding if none waits, or if no daemon answers."""
     from osrdyne.client.daemon_api import DaemonApi
 
     url, ca_file = local_address(settings)
@@ -122,7 +122,7 @@ def check_answers(settings: Settings) -> list[Finding]:
     except OsrdyneError:
         return []
     components = ready.get("components", []) if ready.get("pool") == settings.pool.id else []
-    remedy = "Read the reply queues or make them larger, or let the daemon publish to the default exchange."
+    remedy = "Read the reply queues or make them larger, or let daemon and workers publish to the default exchange."
     return [
         Finding(ANSWERS, False, f"{one['detail']}.", remedy, fatal=False)
         for one in components

@@ -9,7 +9,8 @@ from inspectors import inspector_of
 from osrdyne.daemon.inspector import MAX_RELOADS, DaemonInspector
 from osrdyne.errors import PoolConflictError
 from osrdyne.pool.views import ReloadOutcome
-from osrdyne.protocol.activity import RELOADS_FIELD, Event
+from osrdyne.processors.replies import COMPONENT
+from osrdyne.protocol.activity import FULL_QUEUE, NO_PERMISSION, RELOADS_FIELD, WAITING_ANSWERS_FIELD, Event
 from osrdyne.protocol.names import Key
 from osrdyne.testing.fakes.stack import leading
 
@@ -53,6 +54,18 @@ async def test_outcome_of_each_worker_is_found_without_polling_it_all_the_time_u
     await stack.clock.advance(50.0)
     assert [one.outcome for one in await waiting] == [ReloadOutcome.UNKNOWN]
     assert inspector.checks < 20
+
+
+async def test_waiting_answers_of_workers_are_a_component(stack, inspector):
+    async def reported(event: Event, **details: object) -> list[str]:
+        await stack.report("a", event, **details)
+        return [one.detail for one in inspector.components() if one.name == COMPONENT]
+
+    for count in ("1", -1, 10**9):
+        assert await reported(Event.BUSY, **{WAITING_ANSWERS_FIELD: {FULL_QUEUE: count}}) == []
+    [detail] = await reported(Event.BUSY, **{WAITING_ANSWERS_FIELD: {FULL_QUEUE: 31, NO_PERMISSION: 42, "other": 53}})
+    assert ("31" in detail, "42" in detail, "53" in detail) == (True, True, False)
+    assert await reported(Event.IDLE) == []
 
 
 async def test_number_of_reloads_that_are_waited_for_is_limited(stack, inspector):

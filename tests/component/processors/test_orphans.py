@@ -210,7 +210,7 @@ async def test_answer_waits_for_its_queue_and_holds_up_nothing(stack, clock, err
     dead = {"reply_to": REPLIES, "correlation_id": "dead", "headers": died("rejected")}
     await publish_to(stack, stack.names.dead_letter_exchange, "a", **dead)
     await clock.advance(3.0)
-    finding = stack.term.processors.replier.finding()
+    finding = stack.term.processors.replier.finding({})
     assert finding is not None
     assert (finding.ok, finding.fatal, "4" in finding.message) == (False, False, True)
     await stack.publish("a", b"1")
@@ -222,7 +222,7 @@ async def test_answer_waits_for_its_queue_and_holds_up_nothing(stack, clock, err
     is_refused = False
     await clock.advance(5.0)
     assert sorted(name for name, _ in answers(broker)) == ["1", "2", "dead"]
-    assert (stack.orphans(), broker.bodies("pool-dl"), stack.term.processors.replier.finding()) == ([], [], None)
+    assert (stack.orphans(), broker.bodies("pool-dl"), stack.term.processors.replier.finding({})) == ([], [], None)
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])

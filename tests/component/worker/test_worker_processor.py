@@ -7,7 +7,7 @@ from worker_bench import LONG_PATH, QUEUE, REPLIES, Bench, bench_fixture, until
 
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, QueueFullError
-from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER
+from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, FULL_QUEUE, NO_PERMISSION, WAITING_ANSWERS_FIELD, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import PoolNames, QueueName, ReplyAddresses
 from osrdyne.protocol.progress import JOB_PROGRESS_INTERVAL, JobProgress
@@ -293,12 +293,15 @@ async def test_cancelled_request_gets_no_more_progress_of_jobs(bench, monkeypatc
     await bench.clock.advance(JOB_PROGRESS_INTERVAL)
 
 
-async def test_full_reply_queue_is_tried_for_minutes_then_the_request_goes_back_as_a_failure(bench):
+@pytest.mark.parametrize(
+    ("error", "reason"), [(QueueFullError("full"), FULL_QUEUE), (BrokerAccessError("refused"), NO_PERMISSION)]
+)
+async def test_refused_answer_is_tried_for_minutes_then_the_request_goes_back_as_a_failure(bench, error, reason):
     attempts = []
 
     async def refuse(message):
         attempts.append(message.correlation_id)
-        raise QueueFullError("full")
+        raise error
 
     bench.around_replies(before=refuse)
     bench.go.set()
@@ -306,8 +309,14 @@ async def test_full_reply_queue_is_tried_for_minutes_then_the_request_goes_back_
     await bench.channel.cancel(bench.consumer)
     await bench.clock.advance(UNTIL_NO_DEADLINE - 10.0)
     assert (bench.returned(), bench.processor.in_flight) == ([], 1)
-    await bench.clock.advance(20.0)
-    await bench.processor.until_idle()
+    async with bench.reporting() as reports:
+        bench.reporter.report(Event.BUSY)
+        await bench.clock.advance(20.0)
+        await bench.processor.until_idle()
+        bench.reporter.flush()
+        await bench.clock.settle()
+        reported = [one.details.get(WAITING_ANSWERS_FIELD) for one in reports()]
+        assert (reported[-1], [one for one in reported if one]) == (None, [{reason: 1}])
     assert (set(attempts), bench.returned()) == ({"c"}, [1])
 
 

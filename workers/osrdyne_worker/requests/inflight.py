@@ -65,6 +65,8 @@ class InFlight:
     has_slot: bool = False
     paused: bool = False
     """Its answer is a stream that waits for credit, and it has given its slot back meanwhile."""
+    answer_refused: str | None = None
+    """Why RabbitMQ does not take its answer (`WAITING_REASONS`), while that is tried again."""
     waits_to_answer: bool = False
     """Its answer waits for room in the reply queue, and others may run meanwhile."""
     in_handler: bool = False

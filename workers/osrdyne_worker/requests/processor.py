@@ -7,6 +7,7 @@ pause and a lost channel interrupt that task. Source: docs/reference/protocol/wo
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +16,18 @@ from typing import TYPE_CHECKING
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Channel, Delivery
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO
-from osrdyne.errors import BrokerAccessError, BrokerError, InvalidMessageError, PublishRefusedError
+from osrdyne.errors import BrokerAccessError, BrokerError, InvalidMessageError, OsrdyneError, PublishRefusedError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import MAX_NAMED_REQUESTS, REPLY_TO_REFUSED, RETRIED, Event, text_fingerprint
+from osrdyne.protocol.activity import (
+    FULL_QUEUE,
+    MAX_NAMED_REQUESTS,
+    NO_PERMISSION,
+    REPLY_TO_REFUSED,
+    RETRIED,
+    WAITING_ANSWERS_FIELD,
+    Event,
+    text_fingerprint,
+)
 from osrdyne.protocol.data_versions import DATA_RELOADED_HEADER, DATA_VERSION_HEADER, required_data_version
 from osrdyne.protocol.messages import (
     COALESCE_HEADER,
@@ -728,17 +738,20 @@ class Processor:
                 job.broker.replies,
                 job.request,
                 with_attempts(job.request, response),
-                on_wait=lambda: self._wait_to_answer(job),
+                on_wait=lambda error: self._wait_to_answer(job, error),
             )
         except (PublishRefusedError, BrokerAccessError) as error:
             log.warning("reply refused", path=shown_path(job.request.path), reason=str(error))
             # Its caller has given up; without a deadline, the next run may find room.
             return Outcome.ABANDONED if job.request.deadline_ms is not None else Outcome.REJECTED
+        finally:
+            job.answer_refused = None
 
-    def _wait_to_answer(self, job: InFlight) -> None:
+    def _wait_to_answer(self, job: InFlight, error: OsrdyneError) -> None:
         """Let other requests run while the reply queue of this one is full, or RabbitMQ refuses to publish to it."""
         path = shown_path(job.request.path)
         log.warning("reply refused, it is tried until the deadline of the request", path=path)
+        job.answer_refused = NO_PERMISSION if isinstance(error, BrokerAccessError) else FULL_QUEUE
         waiting = sum(other.waits_to_answer for other in self._jobs.values())
         # At most so many: each holds its answer in memory.
         if waiting < MAX_WAITING_TO_ANSWER:
@@ -902,7 +915,9 @@ class Processor:
         return [*self._evidence.lost_session, *running][:MAX_NAMED_REQUESTS]
 
     def _evidence_fields(self) -> Mapping[str, object]:
-        return self._evidence.fields(suspects=sum(job.is_suspect for job in self._jobs.values()))
+        fields = self._evidence.fields(suspects=sum(job.is_suspect for job in self._jobs.values()))
+        refused = Counter(job.answer_refused for job in self._jobs.values() if job.answer_refused is not None)
+        return {**fields, WAITING_ANSWERS_FIELD: dict(refused)} if refused else fields
 
     async def progress(self) -> Mapping[str, int]:
         """The progress of the running requests in the session; empty if unknown."""

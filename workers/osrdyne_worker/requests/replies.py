@@ -48,7 +48,7 @@ class ReplySender:
         request: Request,
         response: Response,
         *,
-        on_wait: Callable[[], None] | None = None,
+        on_wait: Callable[[OsrdyneError], None] | None = None,
     ) -> Response:
         """Publish with a confirm; do nothing for a request without a usable reply address.
 
@@ -71,7 +71,11 @@ class ReplySender:
         return reply_message(request, response, worker_id=self.worker_id, reference_statuses=self.reference_statuses)
 
     async def _publish(
-        self, channel: Channel | GuardedChannel, request: Request, message: Message, on_wait: Callable[[], None] | None
+        self,
+        channel: Channel | GuardedChannel,
+        request: Request,
+        message: Message,
+        on_wait: Callable[[OsrdyneError], None] | None,
     ) -> None:
         until = None
         if on_wait is not None:
@@ -85,7 +89,7 @@ class ReplySender:
                 lambda: channel.publish(message, exchange="", routing_key=request.reply_to or ""),
                 clock=self.clock,
                 until=until,
-                on_wait=on_wait or (lambda: None),
+                on_wait=on_wait or (lambda _: None),
             )
         except AddressRefusedError as error:
             # RabbitMQ cannot decode the address: a further attempt would close the connection again.

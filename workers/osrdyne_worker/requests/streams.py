@@ -166,7 +166,7 @@ class Streams:
                     return stream.last(part)
                 # Crash before or after the confirm: the unacknowledged request is delivered again. The next worker
                 # begins a stream with another id, so that the client does not mix the two.
-                await self._replies.send(job.broker.replies, job.request, stream.part(part), on_wait=lambda: None)
+                await self._replies.send(job.broker.replies, job.request, stream.part(part), on_wait=lambda _: None)
         finally:
             del self._open[stream.stream_id]
 

@@ -8,6 +8,7 @@ report.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -32,6 +33,7 @@ from osrdyne.protocol.activity import (
     executor_seconds_of,
     named_requests,
     reloads_of,
+    waiting_answers_of,
 )
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, started_as
@@ -103,7 +105,8 @@ class WorkerReportState:
     milliseconds of each part of its start. `reloads`: the outcomes of its last reloads on request, by id.
     `executor_seconds`: how long its tasks have run, on one core; None if it does not report it.
     `rate`: the limit of its events; None: no limit, or not reported. `refusal`: the error with which its application
-    refuses the key, until the worker groups loop has taken it.
+    refuses the key, until the worker groups loop has taken it. `waiting_answers`: how many of its answers their reply
+    queues do not take, by reason.
     """
 
     worker_id: str
@@ -131,6 +134,7 @@ class WorkerReportState:
     executor_seconds: float | None = None
     rate: EventRate | None = None
     refusal: KeyRefusal | None = None
+    waiting_answers: Mapping[str, int] = field(default_factory=dict)
 
 
 def apply_report(
@@ -174,6 +178,7 @@ def apply_report(
         executor_seconds=after.executor_seconds if (took := executor_seconds_of(report)) is None else took,
         rate=_rate(report, before=after.rate),
         refusal=refusal_of(report) or after.refusal,
+        waiting_answers=waiting_answers_of(report),
     )
 
 
@@ -246,6 +251,10 @@ class WorkerRegistry:
 
     def all(self) -> list[WorkerReportState]:
         return list(self._workers.values())
+
+    def waiting_answers(self) -> dict[str, int]:
+        """How many answers of all workers wait, by reason."""
+        return dict(sum((Counter(worker.waiting_answers) for worker in self._workers.values()), Counter[str]()))
 
     def report(self, report: ActivityReport) -> None:
         before = self._workers.get(report.worker_id)
