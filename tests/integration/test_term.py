@@ -24,7 +24,7 @@ from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.fakes.verbs import LeaderVerbs
 
 SOON = 120.0
-FULL_FRAME = 130_960
+FULL_FRAME = 130_975
 """A header of so many bytes still fits into a frame, beside the others of a request, but not beside one more."""
 QUICK = LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0)
 

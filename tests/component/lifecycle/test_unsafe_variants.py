@@ -168,9 +168,9 @@ answer = StartFailureResponder._answer
 is_failed = StartFailureResponder._is_failed
 
 
-async def answer_acknowledged_first(self: Any, key: Any, failure: Any, delivery: Delivery) -> None:
+async def answer_acknowledged_first(self: Any, key: Any, failure: Any, delivery: Delivery, set_aside: Any) -> None:
     await delivery.ack()
-    await answer(self, key, failure, delivery)
+    await answer(self, key, failure, delivery, set_aside)
 
 
 def always_failed(_: World) -> Callable[..., bool]:
