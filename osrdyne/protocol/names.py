@@ -22,6 +22,7 @@ QueueId = tuple[Key, int | None]
 
 MAX_NAME_BYTES = 255
 MAX_KEY_BYTES = 255
+MAX_WORKER_ID_BYTES = 200
 KEY_ARGUMENT = "x-osrdyne-key"
 """Queue argument with the raw key, so that a listing shows the key of unbound queues, too."""
 
@@ -104,6 +105,12 @@ def replica_id(worker_id: WorkerId, replica: str) -> WorkerId:
 def started_as(worker_id: str) -> WorkerId:
     """The worker id of the start: of a replica, the part before its own name. Other worker ids have no dot."""
     return WorkerId(worker_id.partition(".")[0])
+
+
+def may_be_addressed(worker_id: str) -> bool:
+    """Whether a control message may go to this worker. Longer ids are not osrdyne's, and a routing key has 255 bytes at
+    most: the message could not be encoded."""
+    return len(worker_id.encode("utf-8", "surrogateescape")) <= MAX_WORKER_ID_BYTES
 
 
 def is_pool_id(text: str) -> bool:

@@ -80,6 +80,11 @@ class WorkerControl:
         """Ask the workers of a group to connect anew as soon as they run no request."""
         return await self._send_to_group(key, ControlMessage(Command.RECONNECT, self._tracker.generation))
 
+    async def ask_worker_to_reconnect(self, worker_id: WorkerId) -> bool:
+        """As `ask_to_reconnect`, for one worker."""
+        message = ControlMessage(Command.RECONNECT, self._tracker.generation)
+        return await self._send(self._names.control_worker_routing_key(worker_id), message)
+
     async def drain(self, worker_id: WorkerId) -> bool:
         """Ask one worker to take no more requests, to finish those it runs, and to end."""
         message = ControlMessage(Command.DRAIN, self._tracker.generation)

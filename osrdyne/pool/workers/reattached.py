@@ -1,9 +1,10 @@
 """Workers that get nothing although they consume their queue: RabbitMQ before 4.0 has attached them to a queue that
 another client deleted and declared again, and drops what it delivers to them (broker: reattached-consumers).
 
-Such requests count as unacknowledged, while the workers report that they run none. The workers are asked to connect
-anew, which returns the requests to the queue. So are the workers of a queue that lost its binding. Not used with later
-versions of RabbitMQ. Loses no request: nothing is acknowledged here.
+Such requests count as unacknowledged, and no worker reports that it runs them. Those workers of the group that have run
+nothing for a while are asked to connect anew, which returns the requests to the queue: such a worker has nothing to
+lose, also if another one works. So are the workers of a queue that lost its binding. Not used with later versions of
+RabbitMQ. Loses no request: nothing is acknowledged here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import QueueListings
-from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.liveness import is_expected_to_work
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, WorkerId, may_be_addressed
 
 INTERVAL = 2.0  # Seconds between two listings.
 LISTING_SHARE = 9  # With many queues, RabbitMQ spends at most a tenth of its time on these listings.
@@ -44,7 +45,9 @@ class ReattachedWorkers:
         self._control = control
         self._found_unbound = found_unbound
         self._clock = context.clock
-        self._asked: set[Key] = set()  # Groups whose messages no worker reports, although they were asked.
+        # Idle workers of groups with messages that no worker runs: since when, and whether they were asked.
+        self._since: dict[str, float] = {}
+        self._asked: set[str] = set()
         self._log: Logger = get_logger("reattached_workers")
 
     async def run(self) -> None:
@@ -68,27 +71,34 @@ class ReattachedWorkers:
 
     async def check(self) -> None:
         """Check the groups of idle workers once."""
-        idle = {worker.key for worker in self._worker_reports.all() if self._is_idle(worker.key)}
-        self._asked &= idle
-        if not idle:
-            return  # without a listing
-        totals = await self._listings.list_message_totals()
-        holding = {key for key in idle if key in totals and totals[key].messages > 0}
+        now = self._clock.monotonic()
+        idle = {worker.worker_id: worker.key for worker in self._worker_reports.all() if self._is_idle(worker, now)}
+        # Without a listing if none is idle.
+        backlogs = await self._listings.list_backlogs() if idle else {}
+        unreported = {key for key, one in backlogs.items() if (one.unacknowledged or 0) > self._running(key)}
+        lacking = {name for name, key in idle.items() if key in unreported}
+        self._since = {name: self._since.get(name, now) for name in lacking}
         # Once: the messages may be with a consumer that is not a worker of this pool. Liveness handles what remains.
-        self._asked &= holding
-        if not holding - self._asked:
-            return
-        await self._clock.sleep(REPORT_TIME)
-        for key in holding - self._asked:
-            if self._is_idle(key):
-                self._asked.add(key)
-                await self._ask(key)
+        self._asked &= lacking
+        for name in sorted(lacking - self._asked):
+            key = idle[name]
+            are_idle = all(worker.worker_id in idle for worker in self._expected(key))
+            if now - self._since[name] >= (REPORT_TIME if are_idle else SAMPLE_AGE):
+                self._asked.add(name)
+                await self._control.ask_worker_to_reconnect(WorkerId(name))
+                self._log.info("worker asked to reconnect", key=key, worker_id=name)
 
-    def _is_idle(self, key: Key) -> bool:
-        """Whether workers of the group take requests, and none has worked since the totals were taken."""
-        workers = [worker for worker in self._worker_reports.of_key(key) if is_expected_to_work(worker)]
-        since = self._clock.monotonic() - SAMPLE_AGE
-        return bool(workers) and all(not worker.in_flight and worker.worked_at < since for worker in workers)
+    def _is_idle(self, worker: WorkerReportState, now: float) -> bool:
+        """Whether a worker takes requests, and has run none since the totals were taken."""
+        has_rested = not worker.in_flight and worker.worked_at < now - SAMPLE_AGE
+        return has_rested and is_expected_to_work(worker) and may_be_addressed(worker.worker_id)
+
+    def _expected(self, key: Key) -> list[WorkerReportState]:
+        return [worker for worker in self._worker_reports.of_key(key) if is_expected_to_work(worker)]
+
+    def _running(self, key: Key) -> int:
+        """How many requests the workers of a group run, as they report."""
+        return sum(worker.in_flight for worker in self._worker_reports.of_key(key))
 
     async def _ask(self, key: Key) -> None:
         # A lost message costs time only: a worker that takes no requests is replaced.

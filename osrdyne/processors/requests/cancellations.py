@@ -30,11 +30,10 @@ from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.messages import Request
-from osrdyne.protocol.names import Key, WorkerId, parse_key
+from osrdyne.protocol.names import Key, WorkerId, may_be_addressed, parse_key
 from osrdyne.protocol.statuses import Status
 
 PREFETCH = 100
-MAX_WORKER_ID_BYTES = 200  # Longer ids are not osrdyne's, and would make an invalid routing key.
 MAX_KEPT = 1000  # Kept cancels; beyond it the oldest is dropped.
 
 CANCELLED = Refusal(Status.CANCELLED, "The client cancelled the request.")
@@ -200,8 +199,7 @@ class CancelProcessor:
 
     async def repeat_to(self, group: Key, worker: WorkerId) -> None:
         """Send a worker that has reported the kept cancels that it has not received."""
-        # A routing key has at most 255 bytes: with a longer one the message could not be encoded.
-        if len(worker.encode("utf-8", "surrogateescape")) > MAX_WORKER_ID_BYTES:
+        if not may_be_addressed(worker):
             return
         unsent = self._kept.unsent(worker, self._concerning(group))
         await asyncio.gather(*(self._send_to_worker(worker, name, keep_for) for name, keep_for in unsent))

@@ -10,7 +10,7 @@ from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command as ControlCommand
 from osrdyne.protocol.control import control_from_wire
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack
@@ -46,15 +46,17 @@ def declare_again(stack: Stack, queue: str) -> None:
                     consumer.put = lambda _: None  # type: ignore[method-assign]
 
 
-def watch_control(broker: FakeBroker) -> None:
-    """Keep what is sent to the workers of the key `a`."""
-    broker.declare_queue("seen", {})
-    broker.bind("seen", NAMES.control_exchange, NAMES.control_group_routing_key(Key("a")))
+def watch_control(broker: FakeBroker, *workers: str, queue: str = "seen") -> None:
+    """Keep what is sent to the group of the key `a`, or to these workers."""
+    broker.declare_queue(queue, {})
+    addresses = [NAMES.control_worker_routing_key(WorkerId(worker)) for worker in workers]
+    for address in addresses or [NAMES.control_group_routing_key(Key("a"))]:
+        broker.bind(queue, NAMES.control_exchange, address)
 
 
-def reconnects(broker: FakeBroker) -> int:
+def reconnects(broker: FakeBroker, queue: str = "seen") -> int:
     """How often these workers were asked to connect anew."""
-    messages = [control_from_wire(body) for body in broker.bodies("seen")]
+    messages = [control_from_wire(body) for body in broker.bodies(queue)]
     return [one.command for one in messages if one].count(ControlCommand.RECONNECT)
 
 
@@ -140,9 +142,9 @@ async def test_workers_of_a_queue_that_lost_its_binding_connect_again(stack, clo
 @pytest.mark.proves("broker/request-queue-declared-again")
 async def test_workers_that_do_not_get_what_rabbitmq_delivers_connect_again(stack, clock, broker, works, asked):
     """Asked within ten seconds, and once: a client that is no worker may hold the request."""
-    watch_control(broker)
     await stack.publish("a", b"1")
     await clock.advance(1.0)
+    watch_control(broker, *(str(worker.instance.worker_id) for worker in stack.driver.workers_of(Key("a"))))
     await (await stack.take("a")).ack()
     await stack.report("a", Event.READY, in_flight=0)
     await clock.advance(60.0)
@@ -152,3 +154,27 @@ async def test_workers_that_do_not_get_what_rabbitmq_delivers_connect_again(stac
     for seconds in (NOTICED, 60.0):
         await clock.advance(seconds)
         assert reconnects(broker) == asked
+
+
+@pytest.mark.parametrize(("lost", "asked"), [(1, 1), (0, 0)], ids=["another has it", "no request is lost"])
+@pytest.mark.proves("broker/request-queue-declared-again")
+async def test_worker_that_gets_nothing_connects_again_while_another_of_its_group_works(
+    stack, clock, broker, lost, asked
+):
+    for _ in range(1 + lost):
+        await stack.publish("a")
+    await clock.advance(1.0)
+    for _ in range(lost):
+        await stack.take("a")
+    for worker in ("works", "rests"):
+        await stack.report("a", Event.READY, worker, in_flight=0)
+        watch_control(broker, worker, queue=worker)
+    worker = await stack.consume("a")
+    for _ in range(30):
+        request = await worker.get()
+        await stack.publish("a")
+        await stack.report("a", Event.REQUEST_RECEIVED, "works", in_flight=1)
+        await clock.advance(2.0)
+        await request.ack()
+        await stack.report("a", Event.REQUEST_COMPLETED, "works", in_flight=0)
+    assert (reconnects(broker, "rests"), reconnects(broker, "works")) == (asked, 0)
