@@ -13,6 +13,7 @@ import pytest
 from osrdyne.protocol.names import Key
 from osrdyne_worker import App, Context
 from osrdyne_worker.runtime.loading import Loader
+from osrdyne_worker.spark.cached_data import OWNER
 from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
 
 Load = Callable[[Any, str], None]
@@ -55,7 +56,9 @@ class Shared:
         self._sessions, self._session = sessions, session
 
     def build(self, context: Context) -> Any:
-        return self._session.newSession()
+        session = self._session.newSession()
+        session.conf.set(OWNER, context.worker_id)
+        return session
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sessions, name)
@@ -139,6 +142,18 @@ async def test_frame_that_a_request_caches_is_not_used_by_the_next_load(sessions
     write(tmp_path / "d", 2)
     await data.loader.reload(2)
     assert data.values() == [2]
+
+
+async def test_frame_that_a_former_request_caches_after_the_reload_is_not_used(sessions_of, threads, tmp_path):
+    write(tmp_path / "d", 1)
+    data = Data(sessions := sessions_of(), threads, tmp_path / "d", "one")
+    data.how = only_open
+    await data.loader.start()
+    former = sessions.request_session(data.loader.context.session)
+    write(tmp_path / "d", 2, name="added")
+    await data.loader.reload(2)
+    assert former.table("t").cache().count() == 1, "it has listed one file"
+    assert data.values() == [1, 2]
 
 
 @pytest.mark.proves("pooled/other-key-caches-former-files")

@@ -199,7 +199,9 @@ class Loader:
             self._reloads += 1
             if self._app.sessions is not None:
                 # A copy: requests that still run must not see one view of the new data beside one of the former.
-                new = replace(new, session=await self._in_thread(self._app.sessions.request_session, former.session))
+                # Optional methods: the factory of an application may have only those of `SessionFactory`.
+                copy = getattr(self._app.sessions, "session_for_load", self._app.sessions.request_session)
+                new = replace(new, session=await self._in_thread(copy, former.session))
             group = f"{new.worker_id}-reload-{self._reloads}"
             # Before the hook, or its frames would find the data that the former load has cached of the same paths.
             # Requests with the former data read their files meanwhile.
@@ -210,7 +212,6 @@ class Loader:
         return new
 
     async def _begin_load(self, session: Any, load: str) -> None:
-        # Optional: the factory of an application may have only the methods of `SessionFactory`.
         begin = getattr(self._app.sessions, "begin_load", None)
         if begin is not None:
             await self._in_thread(lambda given: begin(given, load), session)

@@ -18,7 +18,7 @@ from osrdyne_worker.spark.java.janino import compiled_method
 log = get_logger(__name__)
 
 OWNER = "spark.osrdyne.worker"
-"""Setting of a key's session: the worker id. Spark copies it to the sessions in which it plans cached data."""
+"""Setting of a session: the worker id. Spark copies it to the sessions in which it plans cached data."""
 LOAD = "spark.osrdyne.load"
 """Setting of a session: the load of the data that it belongs to, empty for the first. Copied as `OWNER` is."""
 MARK = "osrdyne data "
@@ -37,10 +37,13 @@ class CachedData:
     name: str | None
     entry: Any
     manager: Any
+    session: Any
+    """Of the JVM, in which it was planned."""
 
-    def remove(self, session: Any) -> None:
+    def remove(self) -> None:
         """Remove it from memory. Frames that use it read their files again."""
-        self.manager.uncacheQuery(session._jsparkSession, self.entry.plan(), False, False)
+        # By its own session: another one may have the rule of `keep_loads_apart`, and not find a plan without a mark.
+        self.manager.uncacheQuery(self.session, self.entry.plan(), False, False)
 
 
 def keep_loads_apart(session: Any) -> None:
@@ -68,13 +71,14 @@ def cached_data(session: Any) -> Iterator[CachedData]:
         field.setAccessible(True)
         for entry in _elements(field.get(manager)):
             builder = entry.cachedRepresentation().cacheBuilder()
-            conf, name = builder.cachedPlan().session().conf(), builder.tableName()
+            planned, name = builder.cachedPlan().session(), builder.tableName()
             yield CachedData(
-                owner=str(conf.get(OWNER, "")),
-                load=str(conf.get(LOAD, "")),
+                owner=str(planned.conf().get(OWNER, "")),
+                load=str(planned.conf().get(LOAD, "")),
                 name=str(name.get()) if name.isDefined() else None,
                 entry=entry,
                 manager=manager,
+                session=planned,
             )
     except Exception as error:  # py4j raises several types for a method that is missing
         log.warning("cached data of Spark unknown", reason=type(error).__name__)
@@ -86,7 +90,7 @@ def forget_former_loads(session: Any, *, owner: str | None, load: str) -> None:
         if cached.name is not None and cached.name.startswith(VIEW_PREFIX):
             continue
         if cached.load != load and (owner is None or cached.owner == owner):
-            cached.remove(session)
+            cached.remove()
 
 
 def stored_data(session: Any, view: str) -> list[Any]:

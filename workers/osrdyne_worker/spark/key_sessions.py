@@ -141,7 +141,7 @@ class LivingKeys:
             living = dict(self._sessions)
             for cached in cached_data(self._shared):
                 if cached.owner and cached.owner not in living and not _is_read(cached, living):
-                    cached.remove(self._shared)
+                    cached.remove()
 
 
 def _is_read(cached: CachedData, living: Mapping[str, Any]) -> bool:

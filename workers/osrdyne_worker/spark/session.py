@@ -26,7 +26,7 @@ from osrdyne.protocol.spark_master import MasterKind, SparkMaster
 from osrdyne_worker.app.app import Context, KeySessions, importing
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
-from osrdyne_worker.spark.cached_data import LOAD, forget_former_loads
+from osrdyne_worker.spark.cached_data import LOAD, OWNER, forget_former_loads, keep_loads_apart
 from osrdyne_worker.spark.cluster import (
     PROBE_SHARE,
     ClusterLimits,
@@ -225,6 +225,7 @@ class SparkSessions:
         # Includes the probe: the wait for executors of a slow cluster counts as time for the session.
         self._start_times = {"jvm": self._jvm.started_at - since, "session": time.monotonic() - self._jvm.started_at}
         _refuse_stop(session)
+        session.conf.set(OWNER, context.worker_id)
         gateway = session.sparkContext._gateway
         self._gateway_watch = GatewayWatch(lambda: connect_to(gateway))
         if limit > 0:
@@ -408,6 +409,14 @@ class SparkSessions:
             return session
         # Not `newSession()`, which has none of the views and functions that `on_start` has created.
         return type(session)(session.sparkContext, session._jsparkSession.cloneSession())
+
+    def session_for_load(self, session: Any) -> Any:
+        """A copy of `session` in which other data is loaded: it does not find what requests with the former data cache
+        from now on. With Spark Connect, returns `session` itself."""
+        if not _is_connect_session(session):
+            # Before the copy is made, because Spark builds the rules of a session with it.
+            keep_loads_apart(session)
+        return self.request_session(session)
 
     def begin_load(self, session: Any, load: str) -> None:
         """Make `session`, a copy, that of another load of the data, which uses nothing that an earlier one has cached.
