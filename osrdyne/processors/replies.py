@@ -35,10 +35,8 @@ from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
 from osrdyne.protocol.statuses import Status
 
 UNTIL_NO_DEADLINE = 600.0  # Seconds for which the answer to a request without a deadline is tried, as by workers.
-AT_LEAST = 2.1  # Seconds for which every answer is tried: a caller that reads its queue has made room by then.
-MAX_WAITING = (
-    1000  # Each holds its request in memory, and some a channel. Answers beyond it are dropped after `AT_LEAST`.
-)
+AT_LEAST = 30.0  # Seconds for which an answer is tried although its request has expired: clocks differ, as in workers.
+MAX_WAITING = 1000  # Each holds its request in memory, and some a channel. Those beyond it are dropped after 2 seconds.
 MAX_WAITING_BYTES = 128 * 1024 * 1024  # Of the requests of these answers: others must still be taken.
 MAX_WAITING_OF_QUEUE, MAX_WAITING_BYTES_OF_QUEUE = 200, 32 * 1024 * 1024
 """The same for one full reply queue: a client must not take the places of the others."""
