@@ -398,7 +398,17 @@ class TestEnd:
         await bench.assign_all("a", "b")
         bench.host.made[A].left_behind = module.MAX_LEFT_BEHIND
         await bench.end(A, AssignmentExit(ExitCode.UNRECOVERABLE, "stuck"))
+        await bench.clock.advance(module.LEFT_BEHIND_AFTER + STATE_INTERVAL)
         assert not bench.state.draining
         bench.host.made[A].left_behind += 1
         await bench.clock.advance(STATE_INTERVAL)
         assert (bench.state.draining, bench.listed) == (True, {A: "exited", B: "running"})
+
+    async def test_threads_that_still_close_their_sessions_are_not_left_behind(self, bench):
+        await bench.assign_all("a", "b")
+        bench.host.made[A].left_behind = module.MAX_LEFT_BEHIND + 1
+        await bench.end(A, AssignmentExit(ExitCode.UNRECOVERABLE, "stuck"))
+        await bench.clock.advance(module.LEFT_BEHIND_AFTER - STATE_INTERVAL)
+        bench.host.made[A].left_behind = 0
+        await bench.clock.advance(module.LEFT_BEHIND_AFTER)
+        assert (bench.state.draining, bench.listed) == (False, {A: "exited", B: "running"})

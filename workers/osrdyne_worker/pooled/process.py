@@ -56,6 +56,8 @@ CUT_OFF_DELAY = 0.5
 requests and last reports."""
 MAX_LEFT_BEHIND = 8
 """The number of threads of ended workers that may still run. A process with more accepts no further assignments."""
+LEFT_BEHIND_AFTER = 30.0
+"""Seconds after the end of a worker from which its threads count: before, they may still close its session."""
 
 log = get_logger("pooled")
 
@@ -116,8 +118,8 @@ class PooledProcess:
         self._assignments = Assignments()
         self._workers: dict[WorkerId, HostedWorker] = {}
         """The running workers that have not exited."""
-        self._ended: list[HostedWorker] = []
-        """The exited workers whose threads still run."""
+        self._ended: dict[HostedWorker, float] = {}
+        """The exited workers whose threads still run, and when they exited."""
         self._waiting: dict[WorkerId, asyncio.Event] = {}
         """For each worker that waits for the shared session: an event that is set when the worker is released."""
         self._served = 0
@@ -282,11 +284,10 @@ class PooledProcess:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             self._served += worker.requests
-            self._ended.append(worker)
+            self._ended[worker] = self._clock.monotonic()
         # Only workers that have not exited count: exited ones are listed until the leader forgets them.
         if not self._assignments.active:
             self._all_ended.set()
-        self._check_left_behind()
         self._report_soon()
         self._end_if_empty()
 
@@ -314,8 +315,9 @@ class PooledProcess:
     def _check_left_behind(self) -> None:
         """Accept no more assignments if too many threads of ended workers still run: they use memory and processor
         time."""
-        self._ended = [worker for worker in self._ended if worker.left_behind]
-        left = sum(worker.left_behind for worker in self._ended)
+        self._ended = {worker: since for worker, since in self._ended.items() if worker.left_behind}
+        until = self._clock.monotonic() - LEFT_BEHIND_AFTER
+        left = sum(worker.left_behind for worker, since in self._ended.items() if since <= until)
         if left > MAX_LEFT_BEHIND and not self._draining:
             log.warning("too many threads of ended workers run on, no more assignments", threads=left)
             self._drain()
