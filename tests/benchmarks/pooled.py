@@ -26,10 +26,11 @@ from osrdyne.protocol.statuses import Status
 from osrdyne_worker.pooled.memory import process_memory
 from tests.acceptance.daemon_process import OSRDYNE, PATIENCE, DaemonProcess, until
 from tests.benchmarks.blocks import run_block, seconds
-from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, compared_percentiles, figure, percentile
 from tests.benchmarks.harness import own_directory
 from tests.integration.pooled_stage import PooledStage, pooled_stage
 from tests.integration.worker_process import WorkerProcess
+from tests.spark_starts import misbehaving
 
 POOL = "bench_pooled"
 APP = "tests.benchmarks.pooled_app:app"
@@ -53,6 +54,9 @@ AT_ONCE = 32
 CONCURRENCIES = (1, 4, 8)
 ROUNDS = 5
 ALONE_QUERIES = 60
+OTHERS = [f"other {number}" for number in range(24)]
+"""Keys beside those that misbehave."""
+OTHERS_QUERIES = 240
 SCAN_SECONDS = 15
 IDLE_SECONDS = 20.0
 MIB = 2**20
@@ -127,6 +131,36 @@ async def _killed(broker: EmbeddedBroker, directory: Path, keys: list[str], *, w
         await daemon.close()
     name = f"process with {KILLED} keys killed, all answer again{', with a spare' if with_spare else ''}"
     return figure(name, "s", [Round(before, took)], Goal(10.0, Comparison.ABSOLUTE))
+
+
+async def run_misbehaving(broker: EmbeddedBroker) -> list[Figure]:
+    return [figure for way in misbehaving.WAYS for figure in await _beside(broker, way)]
+
+
+async def _beside(broker: EmbeddedBroker, way: misbehaving.Way) -> list[Figure]:
+    """Small queries of other keys, alone and while six keys misbehave; none of them fails or expires."""
+    keys = itertools.cycle(OTHERS)
+    async with pooled_stage(broker.amqp_uri, f"bench_{way.__name__}") as pool:
+
+        async def ask() -> None:
+            body = {"place": "view", "own_session": True}
+            misbehaving.document(await pool.call(next(keys), "/read", body))
+
+        async def latencies() -> list[float]:
+            return (await run_block(ask, calls=OTHERS_QUERIES, in_flight=1)).latencies
+
+        process = await pool.start(misbehaving.APP, spark=misbehaving.SPARK)
+        await asyncio.gather(*(pool.assign(process, key, **misbehaving.settings(key)) for key in OTHERS))
+        await latencies()  # Java compiles most of it
+        alone, ended = await latencies(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for number in range(misbehaving.EACH):
+                group.create_task(way(misbehaving.Culprit(pool, process, f"culprit {number}", ended)))
+            await asyncio.sleep(2.0)
+            beside = await latencies()
+            ended.set()
+    name = f"{way.__name__.replace('_', ' ')}: 24 keys beside 6"
+    return compared_percentiles(name, "ms", [(alone, beside)], {50: Goal(3.0), 95: Goal(3.0)})
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -23,12 +23,13 @@ MODULES = {
     "ingest": "telemetry_ingest",
     "paths": "telemetry_paths",
     "killed": "pooled",
+    "misbehaving": "pooled",
 }
 """Of the benchmarks whose module has another name; a second one in a module is its function `run_NAME`."""
 TOGETHER = {
-    "spark": ("spark", "cold_start", "streams", "pooled", "killed"),
+    "spark": ("spark", "cold_start", "streams", "pooled", "killed", "misbehaving"),
     "telemetry": ("telemetry", "last_values", "ingest", "paths"),
-    "pooled": ("pooled", "killed"),
+    "pooled": ("pooled", "killed", "misbehaving"),
 }
 """Names that stand for several benchmarks, if they are asked for by name."""
 REQUESTS = ("tracker", "quotas", "echo", "priorities", "activation", "ingress")

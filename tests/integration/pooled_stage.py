@@ -21,6 +21,7 @@ from osrdyne.protocol.pooled import (
     Assign,
     Assignment,
     AssignmentState,
+    Forget,
     ProcessState,
     Question,
     Release,
@@ -44,10 +45,11 @@ class PooledStage:
     def queue(self, key: str) -> QueueName:
         return self.stage.names.request_queue(Key(key))
 
-    def states(self, process: WorkerProcess) -> list[ProcessState]:
+    def states(self, process: WorkerProcess, since: int = 0) -> list[ProcessState]:
+        """Of this process, without the first `since` reports of the stage."""
         return [
             process_state_of(report)
-            for report in self.stage.reports
+            for report in self.stage.reports[since:]
             if report.event is Event.PROCESS_STATE and report.worker_id == process.environment.worker_id
         ]
 
@@ -55,12 +57,13 @@ class PooledStage:
         """Repeat the question until a state answers it."""
         message = question_to_control(question, Generation(term, 1))
         routing_key = self.stage.names.control_worker_routing_key(process.environment.worker_id)
+        since = len(self.stage.reports)
         async with asyncio.timeout(PATIENCE):
             while True:
                 place = {"exchange": self.stage.names.control_exchange, "routing_key": routing_key}
                 await self.stage.channel.publish(amqp.Message(message.wire_body()), **place)
                 for _ in range(50):
-                    for state in self.states(process):
+                    for state in self.states(process, since):
                         if question.question in state.answers:
                             return state
                     assert process.process.returncode is None, process.lines
@@ -101,13 +104,24 @@ class PooledStage:
         return await self.until_exited(process, worker_id)
 
     async def until_exited(self, process: WorkerProcess, worker_id: WorkerId) -> Assignment:
+        """The end of the worker, which the process reports by itself; then the process forgets it, as the leader
+        demands."""
+        state = await self.ask(process, ReportState(f"state {next(self.numbers)}"))
         async with asyncio.timeout(PATIENCE):
             while True:
-                state = await self.ask(process, ReportState(f"state {next(self.numbers)}"))
                 found = next(one for one in state.assignments if one.worker_id == worker_id)
                 if found.state is AssignmentState.EXITED:
-                    return found
-                await asyncio.sleep(0.05)
+                    break
+                state = await self.next_state(process)
+        await self.ask(process, Forget(f"forget {next(self.numbers)}", worker_id))
+        return found
+
+    async def next_state(self, process: WorkerProcess) -> ProcessState:
+        since = len(self.stage.reports)
+        while not (states := self.states(process, since)):
+            assert process.process.returncode is None, process.lines
+            await asyncio.sleep(0.02)
+        return states[-1]
 
     async def call(self, key: str, path: str, body: object = b"", **fields: Any) -> Response:
         return await self.stage.caller.call(path, body, queue=self.queue(key), **fields)

@@ -1,18 +1,29 @@
 """Keys of one Spark process that keep a value in every place that belongs to a key, and keys that misbehave."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.spark.session import SparkSessions
 
-HEAVY_ROWS = 8000
-"""Rows of 64 KiB, all different, so that no encoding makes them smaller: 500 MiB."""
+HEAVY_ROWS = 500
+"""Rows of 64 KiB, all different, so that no encoding makes them smaller: 31 MiB."""
+SCAN = "select count(*) from range(0, 100000000000, 1, 1000) where id % 7 = 8"
+"""Many tasks of about a tenth of a second: Spark gives a processor to another key only between two tasks."""
+STOPS: tuple[Callable[[Call], Any], ...] = (
+    lambda call: call.session.stop(),
+    lambda call: call.context.session.stop(),
+    lambda call: call.session.sparkContext.stop(),
+    lambda call: SparkSession.builder.getOrCreate().stop(),
+)
+FAILURES: tuple[type[BaseException], ...] = (RuntimeError, SystemExit, MemoryError, KeyboardInterrupt, StopIteration)
 
 app = App(sessions=SparkSessions(), poolable=True)
 
@@ -33,6 +44,10 @@ class Read(BaseModel):
     own_session: bool = False
 
 
+class Numbered(BaseModel):
+    number: int
+
+
 class Leak(BaseModel):
     views: int
     cached: int
@@ -45,8 +60,9 @@ def prepare(context: Context) -> State:
             raise RuntimeError(f"there is no data for {context.key}")
         case "blocks":
             threading.Event().wait()
-        case "loads 500 MB":
-            rows = context.session.range(0, HEAVY_ROWS, 1, 50).select(F.concat("id", F.repeat(F.lit("x"), 2**16)))
+        case "loads 30 MB":
+            own = F.concat(F.lit(context.key), "id", F.repeat(F.lit("x"), 2**16))
+            rows = context.session.range(0, HEAVY_ROWS, 1, 8).select(own)
             rows.createOrReplaceTempView("heavy")
             context.session.catalog.cacheTable("heavy")
             context.session.table("heavy").count()
@@ -116,6 +132,41 @@ def leak(call: Call, request: Leak) -> int:
 @app.handler("/block")
 def block(call: Call) -> None:
     threading.Event().wait()
+
+
+@app.handler("/block_loop")
+async def block_loop(call: Call) -> None:
+    threading.Event().wait()
+
+
+@app.handler("/scan")
+def scan(call: Call) -> Any:
+    return call.session.sql(SCAN)
+
+
+@app.handler("/hog")
+def hog(call: Call) -> int:
+    return int(call.session.table("heavy").toArrow().nbytes)
+
+
+@app.handler("/stop")
+def stop(call: Call, request: Numbered) -> None:
+    STOPS[request.number % len(STOPS)](call)
+
+
+@app.handler("/raise")
+def fail(call: Call, request: Numbered) -> None:
+    raise FAILURES[request.number % len(FAILURES)]("as it does each time")
+
+
+@app.handler("/raise_in_loop")
+async def fail_in_loop(call: Call, request: Numbered) -> None:
+    raise FAILURES[request.number % len(FAILURES)]("as it does each time")
+
+
+@app.handler("/flood")
+def flood(call: Call) -> bytes:
+    return bytes(2**23)
 
 
 @app.handler("/views")
