@@ -136,7 +136,8 @@ def test_session_is_built_in_the_jvm_that_was_started_early(starts, tmp_path, ma
 
 
 def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_itself(starts, monkeypatch):
-    session = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
+    settings = SimpleNamespace(set=lambda *_: None)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None), conf=settings)
     builder = SimpleNamespace(getOrCreate=lambda: session)
     builder.master = builder.config = lambda *_, **__: builder
     early = import_of("local[1]", **{LIMIT: 0})
