@@ -53,6 +53,11 @@ class Metrics:
             ["reason", "route", "priority"],
             registry=registry,
         )
+        self.put_back = Counter(
+            "osrdyne_put_back",
+            "Requests at RabbitMQ's delivery limit that returned to their queue, because they had failed less often.",
+            registry=registry,
+        )
         self.replies_failed = Counter(
             "osrdyne_replies_failed", "Replies of the controller that no queue accepted.", registry=registry
         )

@@ -726,6 +726,7 @@ def wire_processors(
         on_report=cancels.repeat_to,
         on_retried=routing.routes.note_retried,
         circuits=routing.circuits,
+        crashes=state.crashes,
     )
     bounded = first_prefetch(context.settings.requests.max_message_bytes)
     consumers = ControllerConsumers(

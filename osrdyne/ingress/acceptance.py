@@ -52,8 +52,9 @@ class RoutedRequest:
 
     `route` is None in a pool without a manifest. Only the first delivery of a request keeps its reply address.
     `attempts`: how often a worker has tried it before. `split_from`: the client's key if the splitter changed it.
-    `failed_deliveries`: how often it was requeued before it was published again. `coalesce`: identical requests share
-    one run. `log`: a write to the log of this name instead; then `key` is the client's.
+    `failed_deliveries`: how often it was requeued before it was published again. `put_backs`: how often it was put back
+    at its delivery limit. `coalesce`: identical requests share one run. `log`: a write to the log of this name instead;
+    then `key` is the client's.
     """
 
     key: Key
@@ -66,6 +67,7 @@ class RoutedRequest:
     attempts: int = 0
     split_from: str | None = None
     failed_deliveries: int = 0
+    put_backs: int = 0
     coalesce: bool = False
     log: str | None = None
 

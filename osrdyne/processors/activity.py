@@ -19,6 +19,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses
+from osrdyne.pool.state.workers.crashes import DeathRegister
 from osrdyne.pool.state.workers.worker_reports import WORK, WorkerRegistry, completed_requests
 from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
@@ -32,11 +33,13 @@ from osrdyne.protocol.activity import (
     PROCESS_START_PARTS,
     REPLY_TO_REFUSED,
     RETRIED,
+    RETURNED_FIELD,
     ActivityReport,
     Event,
     cold_start_of,
     executor_seconds_of,
     is_of_state,
+    named_requests,
     outcomes_of,
     report_from_wire,
 )
@@ -74,6 +77,7 @@ class ActivityProcessor:
         on_report: Callable[[Key, WorkerId], Awaitable[None]],
         on_retried: Callable[[Key, int | None, str | None], None],
         circuits: ActiveCircuits,
+        crashes: DeathRegister,
     ) -> None:
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
         self._interval = context.settings.lifecycle.extra_lifetime
@@ -85,6 +89,7 @@ class ActivityProcessor:
         self._on_report = on_report
         self._on_retried = on_retried
         self._circuits = circuits
+        self._crashes = crashes
         self._counted_at: dict[Key, float] = {}
         self._log: Logger = get_logger("activity", pool=self._names.pool)
 
@@ -129,6 +134,8 @@ class ActivityProcessor:
             return None
         self._count_executor_seconds(report)
         self._worker_reports.report(report)
+        if returned := named_requests(report.details.get(RETURNED_FIELD)):
+            self._crashes.note_returned(key, returned)
         # Each start counts once, however often the worker repeats its state.
         for part, milliseconds in ({} if is_of_state(report) else cold_start_of(report)).items():
             self._metrics.cold_start_seconds.labels(part=part).observe(milliseconds / 1000)

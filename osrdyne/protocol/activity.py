@@ -47,6 +47,11 @@ HASHED_BODY_BYTES = 4096
 """A fingerprint uses only the beginning of a body and its length, so that it takes microseconds for every body."""
 REQUESTS_FIELD = "requests"
 """The fingerprints of running requests."""
+WAITING_FIELD = "waiting"
+"""The fingerprints of requests in the worker that have not begun to run."""
+RETURNED_FIELD = "returned"
+"""The fingerprints of requests that have returned to their queue since the last report with this field, and that
+RabbitMQ has counted although they did not run or the worker was told to return them."""
 SUSPECTS_FIELD = "suspects"
 """How many requests a worker has put aside because they may have ended an earlier worker."""
 ALONE_FIELD = "alone"

@@ -30,6 +30,7 @@ ROUTE_HEADER = "x-osrdyne-route"
 COALESCE_HEADER = "x-osrdyne-coalesce"
 DUPLICATE_HEADER = "x-osrdyne-duplicate"
 FAILED_DELIVERIES_HEADER = "x-osrdyne-failed-deliveries"
+PUT_BACKS_HEADER = "x-osrdyne-put-backs"
 SPLIT_HEADER = "x-osrdyne-split-from"
 REPLAY_HEADER = "x-osrdyne-replay"
 PUBLISH_HEADER = "x-osrdyne-publish"
@@ -147,10 +148,22 @@ class Request:
         republished."""
         # RabbitMQ writes its count into what it delivers again. In a first delivery it is that of the publisher, which
         # may be a shovel from another queue.
-        counted = self.headers.get(DELIVERY_COUNT_HEADER) if self.redelivered else 0
+        return (self._count(DELIVERY_COUNT_HEADER) if self.redelivered else 0) + self.failed_before
+
+    @property
+    def failed_before(self) -> int:
+        """How many deliveries had failed, as far as they are evidence, when the controller republished this request."""
+        return self._count(FAILED_DELIVERIES_HEADER)
+
+    @property
+    def put_backs(self) -> int:
+        """How often the controller has put it back into its queue at its delivery limit."""
+        return self._count(PUT_BACKS_HEADER)
+
+    def _count(self, header: str) -> int:
+        count = self.headers.get(header)
         # A client of a direct pool may send any number. A negative one would hide that its request ends workers.
-        counts = (counted, self.headers.get(FAILED_DELIVERIES_HEADER))
-        return sum(max(count, 0) for count in counts if isinstance(count, int))
+        return max(0, count) if isinstance(count, int) else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -378,6 +378,8 @@ class WorkerActions:
         instance = entry.instance
         if reported.requests:
             self._crashes.note(instance.key, end, reported.requests)
+        home = instance.external_id if instance.exit is not None and instance.exit.of_process else instance.worker_id
+        self._crashes.note_end(instance.key, home, ran=reported.requests, waiting=reported.waiting)
         if reported.blocked is not None:
             # Also in a process of several keys: the worker knows which handler it was.
             self._note_blocked(instance.key, reported.blocked)

@@ -1,16 +1,17 @@
 """The dead letter responder: answers dead letters with the reason why they were not served.
 
-The status is RabbitMQ's latest death reason. A request that reached the delivery limit is put into the poison inventory
-first, and so is a one-way request on which the controller itself failed. Steps: poison entry with confirm → answer with
-confirm → acknowledge. A crash in between repeats the steps before it: an answer may come twice with the same status,
-and none is lost.
+The status is RabbitMQ's latest death reason. A request that reached the delivery limit returns to its queue if it has
+failed less often itself; else it is put into the poison inventory first, and so is a one-way request on which the
+controller itself failed. Steps: poison entry with confirm → answer with confirm → acknowledge. A crash in between
+repeats the steps before it: an answer may come twice with the same status, and none is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import NamedTuple
 
 from osrdyne.aio.clock import Backoff, now_ms
@@ -26,6 +27,7 @@ from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.observed import CIRCUIT, WorkerStatuses
 from osrdyne.pool.state.workers.crashes import PoisonTexts
 from osrdyne.processors.consumers import ErrorBoundary
+from osrdyne.processors.expiry.plan import TakenRequest, copy_of
 from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
@@ -33,11 +35,12 @@ from osrdyne.processors.poison.evidence import EvidenceCollector, fingerprint_of
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.replies import Replier, SetAside
 from osrdyne.protocol.activity import text_fingerprint
-from osrdyne.protocol.messages import ROUTE_HEADER, Request
+from osrdyne.protocol.messages import FAILED_DELIVERIES_HEADER, PUT_BACKS_HEADER, ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 RUNS_OF_POISON = 2  # Workers that a request must have ended before its text is refused.
+MAX_PUT_BACKS = 20  # How often a request at its delivery limit returns to its queue.
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 _DETAILS: dict[str, str] = {
@@ -58,10 +61,15 @@ _FAILED = "The controller failed on this request; its log shows why. Please repo
 
 
 class Death(NamedTuple):
-    """Why and from which queue RabbitMQ removed a message."""
+    """Why and from which queue RabbitMQ removed a message, and when (seconds since the epoch, None: unknown).
+
+    `expiration`: its property, which RabbitMQ has removed.
+    """
 
     reason: Status
     queue: str
+    at: int | None = None
+    expiration: str | None = None
 
 
 def last_death(headers: Mapping[str, object], names: PoolNames) -> Death | None:
@@ -76,7 +84,9 @@ def last_death(headers: Mapping[str, object], names: PoolNames) -> Death | None:
             continue
         queue, reason = decode_text(death.get("queue")) or "", decode_text(death.get("reason"))
         if queue.startswith(f"{names.pool}-") and names.delay_of_retry_queue(queue) is None:
-            return Death(Status(reason), queue) if reason in _REASONS else None
+            at = int(time.timestamp()) if isinstance(time := death.get("time"), datetime) else None
+            expiration = decode_text(death.get("original-expiration"))
+            return Death(Status(reason), queue, at, expiration) if reason in _REASONS else None
     return None
 
 
@@ -116,6 +126,8 @@ class DeadLetterResponder:
         self._circuits = circuits
         self._poison = poison
         self._max_message_bytes = requests.max_message_bytes
+        self._is_managed = context.settings.pool.is_managed
+        self._began_at = int(context.clock.time())
         self._log: Logger = get_logger("dead_letters", pool=self._names.pool)
 
     async def run(self, consumer: Consumer) -> None:
@@ -154,6 +166,11 @@ class DeadLetterResponder:
             await delivery.ack()
             return
         reason = death.reason
+        if reason is Status.DELIVERY_LIMIT and await self._put_back(delivery, request, death):
+            # Crash before: the copy runs, and the next leader, which has no evidence, answers the dead letter. After:
+            # the queue alone has the request.
+            await delivery.ack()
+            return
         # A worker rejects a suspect with a refused text, and RabbitMQ gives the same reason as for other rejects: only
         # the text distinguishes them.
         if reason is Status.REJECTED and self._is_poison(request, death):
@@ -166,6 +183,48 @@ class DeadLetterResponder:
         # A boundary of its own: the dead letter is answered, and an error here must not answer it once more.
         with ErrorBoundary(delivery, self._log):
             self._note_answered(delivery, request, reason, death)
+
+    async def _put_back(self, delivery: Delivery, request: Request, death: Death) -> bool:
+        """Return a request at RabbitMQ's limit to its queue if it has failed less often itself. False if it has not, or
+        if no queue takes it.
+
+        The copy has the number of its own failures. It is a suspect, so that workers report it before it runs.
+        """
+        if self._died_as_orphan(death):
+            return False
+        evidence, limit = self._poison.evidence, self._poison.limit_of(Key(request.key))
+        await evidence.settle(delivery, also_waiting=True)
+        before, put_backs = request.failed_before, request.put_backs
+        known = evidence.take_failed(delivery)
+        failed = max(1, before + max(known.caused, limit - known.innocent))
+        if failed >= limit and not before and self._was_not_seen(delivery, death):
+            failed = limit - 1  # one round more, in which each delivery counts that this leader cannot explain
+        if failed >= limit or put_backs >= MAX_PUT_BACKS:
+            return False
+        copy = copy_of(TakenRequest(delivery, request), now_ms=now_ms(self._clock))
+        # As its client has published it: from the timestamp on, if it has one.
+        expiration = death.expiration if request.deadline_ms is None else copy.expiration
+        counts = {FAILED_DELIVERIES_HEADER: failed, PUT_BACKS_HEADER: put_backs + 1}
+        names, priority = self._names, priority_of(death.queue)
+        try:
+            # Crash before: the dead letter returns, and the next leader, which has no evidence, answers it.
+            await self._publisher.publish(
+                replace(copy, headers={**copy.headers, **counts}, expiration=expiration),
+                # Never to the queue itself: if its group has ended, the request becomes an orphan and starts it again.
+                exchange=names.work_exchange(priority) if self._is_managed else names.requests_exchange,
+                routing_key=request.key,
+                mandatory=True,
+            )
+        except (PublishRefusedError, BrokerSilentError) as error:
+            self._log.warning("request not put back", key=request.key, error=str(error))
+            return False
+        self._metrics.put_back.inc()
+        self._log.info("request put back, its deliveries failed for other reasons", key=request.key, failed=failed)
+        return True
+
+    def _was_not_seen(self, delivery: Delivery, death: Death) -> bool:
+        """Whether its deliveries failed before this term, and no leader with the evidence has had its dead letter."""
+        return death.at is not None and death.at < self._began_at and not delivery.redelivered
 
     def _note_answered(self, delivery: Delivery, request: Request, reason: Status, death: Death) -> None:
         """Count an answered dead letter, and send a copy of a poison request."""
@@ -223,11 +282,13 @@ class DeadLetterResponder:
     async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
         """Put the request into the poison inventory; when that is confirmed, return the detail of the answer."""
         # May wait a few seconds for the report of the last death; the dead letter stays unacknowledged meanwhile.
-        deaths = await self._poison.evidence.collect(delivery)
+        if reason is Status.POISON:
+            await self._poison.evidence.settle(delivery)
+        deaths = self._poison.evidence.deaths(delivery)
         # RabbitMQ 3.10 drops the count when it dead-letters.
         limit = self._poison.limit_of(Key(delivery.routing_key))
         # A worker rejects it after two runs: the third delivery was the last.
-        deliveries = limit if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
+        deliveries = max(len(deaths), limit if reason is Status.DELIVERY_LIMIT else RUNS_OF_POISON)
         now = now_ms(self._clock)
         await self._keep(poison_entry(delivery, reason=reason, deliveries=deliveries, now_ms=now, deaths=deaths))
         return _DETAILS[reason].format(deliveries=deliveries, finding=finding(deliveries, deaths))

@@ -17,7 +17,15 @@ from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import PoisonNotFoundError
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import AUTHORIZATION_HEADER, BROKER_HEADERS, HOPS_HEADER, PATH_HEADER, REPLAY_HEADER
+from osrdyne.protocol.messages import (
+    AUTHORIZATION_HEADER,
+    BROKER_HEADERS,
+    FAILED_DELIVERIES_HEADER,
+    HOPS_HEADER,
+    PATH_HEADER,
+    PUT_BACKS_HEADER,
+    REPLAY_HEADER,
+)
 from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
 from osrdyne.protocol.statuses import Status, decode_text
 
@@ -109,8 +117,10 @@ def bare_entry(delivery: Delivery, *, reason: Status, now_ms: int) -> Message:
 
 def replayed(delivery: Delivery) -> Message:
     """The request of an entry as it was, without its old deadline and with one more replay counted."""
-    # The old deadline has passed, and the hops are those of the first delivery: with them the request could be refused.
-    headers = _without(delivery.headers, _OURS | {DEADLINE_HEADER, HOPS_HEADER})
+    # The old deadline has passed, and hops and failures are those of earlier deliveries: with them the request could be
+    # refused.
+    earlier = {DEADLINE_HEADER, HOPS_HEADER, FAILED_DELIVERIES_HEADER, PUT_BACKS_HEADER}
+    headers = _without(delivery.headers, _OURS | earlier)
     headers[REPLAY_HEADER] = _replays(delivery.headers) + 1
     return delivery.to_message(headers=headers, expiration=None)
 

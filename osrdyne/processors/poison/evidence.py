@@ -1,7 +1,7 @@
-"""The evidence on a request's failed deliveries: the deaths of workers that were running it.
+"""The evidence on a request's failed deliveries: deaths of workers that ran it, and returns that are no evidence.
 
-RabbitMQ's delivery count decides which request is poison; the evidence only explains it to an operator. Collected by
-the dead letter responder.
+At RabbitMQ's delivery limit the second kind decides whether the request gets further deliveries, and the first kind
+explains a poison request to an operator. Read by the dead letter responder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 from osrdyne.amqp import Delivery
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.workers.crashes import DeathRegister
+from osrdyne.pool.state.workers.crashes import DeathRegister, FailedDeliveries
 from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.protocol.activity import fingerprint
 from osrdyne.protocol.messages import PATH_HEADER
@@ -43,23 +43,38 @@ class EvidenceCollector:
         self._worker_reports = worker_reports
         self._crashes = crashes
 
-    async def collect(self, delivery: Delivery) -> tuple[WorkerDeath, ...]:
-        """The deaths of workers that ran the request, earliest first; waits a little for the report of the last one."""
+    async def settle(self, delivery: Delivery, *, also_waiting: bool = False) -> None:
+        """Wait a little until no worker reports that it runs the request; `also_waiting`: or that it waits there."""
         key, request = Key(delivery.routing_key), fingerprint_of(delivery)
         until = self._clock.monotonic() + PATIENCE
-        # A worker that still counts as running it has most likely just died: its death is the evidence to wait for.
-        while self._is_reported_running(key, request) and (left := until - self._clock.monotonic()) > 0:
-            await self._next_death(left)
-        return self._crashes.of_request(key, request)
+        # A worker that still reports it has most likely just died, or returned it: that is the evidence to wait for.
+        while self._is_reported(key, request, also_waiting=also_waiting):
+            if (left := until - self._clock.monotonic()) <= 0:
+                return
+            await self._next_change(left)
 
-    def _is_reported_running(self, key: Key, request: str) -> bool:
-        return any(request in worker.requests for worker in self._worker_reports.of_key(key))
+    def deaths(self, delivery: Delivery) -> tuple[WorkerDeath, ...]:
+        """The deaths of workers that ran the request, earliest first."""
+        return self._crashes.of_request(Key(delivery.routing_key), fingerprint_of(delivery))
 
-    async def _next_death(self, seconds: float) -> None:
-        death = asyncio.ensure_future(self._crashes.count.changed())
+    def take_failed(self, delivery: Delivery) -> FailedDeliveries:
+        """What is known about its failed deliveries since the last call."""
+        key, request = Key(delivery.routing_key), fingerprint_of(delivery)
+        workers = self._worker_reports.of_key(key)
+        # It is in no worker any more, and the end of this one is not noticed yet.
+        waited = any(request in worker.waiting and request not in worker.requests for worker in workers)
+        known = self._crashes.take_failed(key, request)
+        return known._replace(innocent=known.innocent + waited)
+
+    def _is_reported(self, key: Key, request: str, *, also_waiting: bool) -> bool:
+        workers = self._worker_reports.of_key(key)
+        return any(request in worker.requests or (also_waiting and request in worker.waiting) for worker in workers)
+
+    async def _next_change(self, seconds: float) -> None:
+        change = asyncio.ensure_future(self._crashes.count.changed())
         timer = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
-            await asyncio.wait({death, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({change, timer}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            death.cancel()
+            change.cancel()
             timer.cancel()

@@ -22,6 +22,7 @@ from osrdyne.protocol.messages import (
     HOPS_HEADER,
     PATH_HEADER,
     PRINCIPAL_HEADER,
+    PUT_BACKS_HEADER,
     REPLAY_HEADER,
     ROUTE_HEADER,
     SPLIT_HEADER,
@@ -216,7 +217,8 @@ def routed_before(orphan: Orphan, names: PoolNames, *, pool_ttl: float) -> Route
         attempts=read_attempts(request.headers),
         split_from=decode_text(request.headers.get(SPLIT_HEADER)),
         coalesce=request.headers.get(COALESCE_HEADER) is True,
-        failed_deliveries=failed if isinstance(failed := request.headers.get(FAILED_DELIVERIES_HEADER), int) else 0,
+        failed_deliveries=request.failed_before,
+        put_backs=request.put_backs,
     )
 
 
@@ -238,6 +240,7 @@ def managed_message(orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: b
         ROUTE_HEADER: routed.route,
         SPLIT_HEADER: routed.split_from,
         FAILED_DELIVERIES_HEADER: routed.failed_deliveries or None,
+        PUT_BACKS_HEADER: routed.put_backs or None,
         COALESCE_HEADER: routed.coalesce or None,
     }
     for name, value in own.items():

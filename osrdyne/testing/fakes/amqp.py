@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, QueueInfo
 from osrdyne.amqp.errors import translated
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.session import Connect
 from osrdyne.errors import (
     BrokerConflictError,
@@ -234,7 +235,8 @@ class FakeChannel(Channel):
         await self._command("ack", self._queue_of(tag), settle)
 
     async def nack(self, tag: int, *, requeue: bool) -> None:
-        await self._command("nack", self._queue_of(tag), lambda: self._settle(tag, counted=False))
+        counted = BrokerVersion.parse(self.broker.version).counts_nack
+        await self._command("nack", self._queue_of(tag), lambda: self._settle(tag, counted=counted))
 
     async def reject(self, tag: int, *, requeue: bool) -> None:
         settle = (lambda: self._settle(tag, counted=True)) if requeue else (lambda: self._drop(tag))
@@ -325,7 +327,7 @@ class FakeConnection(Connection):
 
     @property
     def server_version(self) -> str:
-        return "4.3.0"
+        return self.broker.version
 
     async def wait_closed(self) -> BaseException | None:
         await self._closed.wait()

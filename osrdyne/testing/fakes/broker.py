@@ -20,6 +20,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -171,6 +172,8 @@ class FakeBroker:
         self.clock = clock
         self.transit = transit
         self.totals_age = totals_age
+        self.version = "4.3.0"
+        """Before 4.3, a nack counts as a failed delivery."""
         self.queues: dict[str, FakeQueue] = {}
         self.exchanges: dict[str, FakeExchange] = {"": FakeExchange("direct", {})}
         self.policies: dict[str, PolicySpec] = {}
@@ -298,10 +301,14 @@ class FakeBroker:
         first = {"x-first-death-reason": str(reason), "x-first-death-queue": queue.name}
         headers = {**first, **stored.message.headers, "x-delivery-count": stored.returns}
         earlier = headers.get("x-death")
-        headers["x-death"] = [
-            {"queue": queue.name, "reason": str(reason)},
-            *(earlier if isinstance(earlier, list) else ()),
-        ]
+        death: dict[str, object] = {
+            "queue": queue.name,
+            "reason": str(reason),
+            "time": datetime.fromtimestamp(self.clock.time(), UTC),
+        }
+        if stored.message.expiration is not None:
+            death["original-expiration"] = stored.message.expiration
+        headers["x-death"] = [death, *(earlier if isinstance(earlier, list) else ())]
         dead = replace(stored.message, headers=headers, expiration=None)
         for name in self.route(exchange, stored.routing_key, headers):
             self.queues[name].put(dead, exchange=exchange, routing_key=stored.routing_key)

@@ -44,6 +44,7 @@ class Setting:
             on_report=AsyncMock(),
             on_retried=lambda *_: None,
             circuits=Mock(),
+            crashes=Mock(),
             processes=processes,
         )
 

@@ -110,7 +110,8 @@ FORGED = {"x-first-death-reason": LIMIT, "x-first-death-queue": "pool-req-a", "x
 )
 @pytest.mark.proves("hostile/client-forges-its-death")
 def test_latest_death_in_a_queue_of_the_pool_counts(headers, death):
-    assert last_death(headers, PoolNames("pool")) == death
+    found = last_death(headers, PoolNames("pool"))
+    assert (found and found[:2]) == death
 
 
 VALUES = st.recursive(

@@ -9,6 +9,7 @@ from worker_bench import Bench, serving
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.activity import RETURNED_FIELD, named_requests
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeConnection
@@ -201,6 +202,35 @@ async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked():
         await middle
         assert not low.done()
         slots.release()
+
+
+@pytest.mark.parametrize("concurrency", [2])
+@pytest.mark.parametrize(
+    ("version", "is_lost", "named"),
+    [
+        ("3.10.8", False, ["runs", "runs too", "waits"]),
+        ("4.3.6", False, []),
+        ("3.10.8", True, ["waits"]),
+        ("4.3.6", True, ["waits"]),
+    ],
+)
+async def test_report_names_what_returned_for_no_fault_of_its_own(scene, version, is_lost, named):
+    """What the worker was told to return, where RabbitMQ counts that; and what only waited when its channel closed."""
+    scene.broker.version = version
+    names = {}
+    async with scene.reporting() as reports:
+        await scene.hold(low=["runs", "runs too", "waits"])
+        for job in scene.processor._jobs.values():
+            names[job.fingerprint] = job.delivery.body.decode()
+        if is_lost:
+            scene.processor.lose(job.delivery.channel)
+        else:
+            scene.processor.requeue(also_running=True)
+        await scene.clock.settle()
+        scene.reporter.flush()
+        await scene.clock.settle()
+        found = [name for one in reports() for name in named_requests(one.details.get(RETURNED_FIELD))]
+    assert sorted(names[name] for name in found) == named
 
 
 @pytest.mark.parametrize("concurrency", [2])

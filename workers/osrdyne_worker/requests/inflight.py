@@ -34,6 +34,18 @@ class Interruption(StrEnum):
     """Its channel is closed: RabbitMQ has requeued it already, and no answer could be acknowledged."""
 
 
+def fingerprint_of(delivery: Delivery, request: Request) -> str:
+    """The name of a request in reports."""
+    return fingerprint(
+        key=request.key,
+        path=request.path,
+        correlation_id=request.correlation_id,
+        reply_to=request.reply_to,
+        message_id=delivery.properties.message_id,
+        body=request.body,
+    )
+
+
 @dataclass(slots=True, eq=False)
 class InFlight:
     """A request in this worker. The processor drives it; it can be interrupted once."""
@@ -94,16 +106,13 @@ class InFlight:
     def fingerprint(self) -> str:
         """Its name in reports. Computed on first use: most requests are never named."""
         if self._fingerprint is None:
-            request = self.request
-            self._fingerprint = fingerprint(
-                key=request.key,
-                path=request.path,
-                correlation_id=request.correlation_id,
-                reply_to=request.reply_to,
-                message_id=self.delivery.properties.message_id,
-                body=request.body,
-            )
+            self._fingerprint = fingerprint_of(self.delivery, self.request)
         return self._fingerprint
+
+    @property
+    def has_run(self) -> bool:
+        """Whether its handler, or a reload for it, has begun: only then it can be why this worker ends."""
+        return self.in_handler or self.waits_for_data or self.data is not None
 
     def interrupt(self, reason: Interruption) -> bool:
         """Stop the work on it; False if it is being settled or was interrupted before."""

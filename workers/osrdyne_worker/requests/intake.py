@@ -244,7 +244,7 @@ class _Consumers:
         async for delivery in consumer:
             if intake._share is None:
                 # It arrived between the stop and the cancel of the consumer: another worker gets it.
-                await delivery.nack(requeue=True)
+                await intake._processor.return_unused(delivery, intake._broker)
                 continue
             intake._processor.accept(
                 delivery,

@@ -25,6 +25,7 @@ from osrdyne.protocol.activity import (
     REPLY_TO_REFUSED,
     RETRIED,
     WAITING_ANSWERS_FIELD,
+    WAITING_FIELD,
     Event,
     text_fingerprint,
 )
@@ -52,7 +53,7 @@ from osrdyne_worker.requests.cancellations import Cancellations
 from osrdyne_worker.requests.controller_clock import ControllerClock
 from osrdyne_worker.requests.data_versions import DataLoading, DataVersions
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
-from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
+from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase, fingerprint_of
 from osrdyne_worker.requests.job_progress import JobProgressSender
 from osrdyne_worker.requests.outcome import Outcome, Result, early_result, result_of, time_left, time_to_work
 from osrdyne_worker.requests.replies import ProgressSender, ReplySender
@@ -549,7 +550,7 @@ class Processor:
             # As late as possible: the caller may have disconnected while the request waited.
             if await self._is_abandoned(job):
                 return Outcome.ABANDONED
-            if job.request.redelivered:  # it may have ended an earlier worker
+            if job.request.redelivered or job.is_suspect:  # it may have ended an earlier worker
                 await self._reporter.confirm_running()
             if await self.streams.is_wanted(job.request):
                 job.call.attach_stream(self._replies.max_bytes)
@@ -708,6 +709,9 @@ class Processor:
                 # RabbitMQ 4.3 does not count a nack as a failed delivery; 3.10 and 4.0 do (broker:
                 # count-failures-by-reject).
                 await job.nack()
+                if job.broker.counts_returns:
+                    # It has ended no worker, whether it ran or not: this one lives on.
+                    self._reporter.returned(job.fingerprint)
             case Outcome.REJECTED:
                 # The delivery counts as failed, so that the delivery limit ends a request that fails each time.
                 await job.reject()
@@ -834,9 +838,17 @@ class Processor:
     def lose(self, channel: Channel) -> None:
         """Stop the work on the requests of a closed channel: RabbitMQ has requeued them."""
         for job in list(self._jobs.values()):
-            if job.delivery.channel is channel:
-                # Not answered here: another worker may have the request by now, and will answer it.
-                self._interrupt(job, Interruption.LOST)
+            # Not answered here: another worker may have the request by now, and will answer it.
+            lost = job.delivery.channel is channel and self._interrupt(job, Interruption.LOST)
+            if lost and not job.has_run:
+                # RabbitMQ counts it, and only a request that runs can be the reason.
+                self._reporter.returned(job.fingerprint)
+
+    async def return_unused(self, delivery: Delivery, broker: BrokerConnection) -> None:
+        """Return a delivery that was not accepted to its queue."""
+        await delivery.nack(requeue=True)
+        if broker.counts_returns:
+            self._reporter.returned(fingerprint_of(delivery, delivery.to_request(now_ms=now_ms(self._clock))))
 
     def _arm(self, job: InFlight, seconds: float) -> None:
         """Set the deadline of a request to `seconds` from now."""
@@ -916,8 +928,10 @@ class Processor:
 
     def _evidence_fields(self) -> Mapping[str, object]:
         fields = self._evidence.fields(suspects=sum(job.is_suspect for job in self._jobs.values()))
+        waiting = [job.fingerprint for job in self._jobs.values() if not (job.has_run or job.is_settled)]
         refused = Counter(job.answer_refused for job in self._jobs.values() if job.answer_refused is not None)
-        return {**fields, WAITING_ANSWERS_FIELD: dict(refused)} if refused else fields
+        more = {WAITING_FIELD: waiting[:MAX_NAMED_REQUESTS], WAITING_ANSWERS_FIELD: dict(refused)}
+        return {**fields, **{name: value for name, value in more.items() if value}}
 
     async def progress(self) -> Mapping[str, int]:
         """The progress of the running requests in the session; empty if unknown."""

@@ -16,6 +16,7 @@ from osrdyne.protocol.messages import (
     DUPLICATE_HEADER,
     FAILED_DELIVERIES_HEADER,
     HOPS_HEADER,
+    PUT_BACKS_HEADER,
     Request,
     Response,
 )
@@ -83,7 +84,7 @@ def _is_forbidden(headers: Mapping[str, object], code: int) -> bool:
 
 def retry_message(delivery: Delivery, retry: Retry) -> Message:
     """The copy of a request that waits for its next attempt. It has no `expiration`, which would end it meanwhile."""
-    left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER}  # each attempt has its own counts
+    left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER, PUT_BACKS_HEADER}  # each attempt has its own counts
     headers = {name: value for name, value in delivery.headers.items() if name not in left_out}
     # The deadline stays as the controller has set it, by its own clock.
     headers |= {ATTEMPTS_HEADER: retry.attempts, DELAY_HEADER: str(retry.delay_ms)}

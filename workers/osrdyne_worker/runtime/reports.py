@@ -25,9 +25,11 @@ from osrdyne.protocol.activity import (
     COMPLETED_ROUTE_HEADER,
     FIRST_REQUEST_FIELD,
     FIRST_REQUEST_PART,
+    MAX_NAMED_REQUESTS,
     MAX_OUTCOMES,
     OUTCOMES_FIELD,
     REQUESTS_FIELD,
+    RETURNED_FIELD,
     ActivityReport,
     Event,
 )
@@ -179,6 +181,7 @@ class Reporter:
         self._running: Callable[[], list[str]] = list
         self._suspects: Callable[[], Mapping[str, object]] = dict
         self._last_requests: list[str] = []
+        self._returned: list[str] = []
         # Bounded: without a connection the oldest reports are dropped, and requests go on.
         self._waiting: deque[Draft | asyncio.Future[None]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._wake = asyncio.Event()
@@ -265,12 +268,21 @@ class Reporter:
         self._window.dropped()
         self._schedule()
 
+    def returned(self, request: str) -> None:
+        """Name a request in the next report whose return RabbitMQ counts, although it is no evidence against it."""
+        if len(self._returned) < MAX_NAMED_REQUESTS:
+            self._returned.append(request)
+        self._schedule()
+
     def flush(self) -> None:
         """Queue the counts now, without waiting until they are due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for draft in self._window.take(self._clock.monotonic()):
+        drafts = self._window.take(self._clock.monotonic())
+        if self._returned and not drafts:
+            drafts = [Draft(Event.BUSY if self.in_flight else Event.IDLE, {"in_flight": self.in_flight})]
+        for draft in drafts:
             self._add(draft)
 
     async def flushed(self) -> None:
@@ -339,6 +351,9 @@ class Reporter:
             draft = replace(draft, details={**draft.details, REQUESTS_FIELD: requests})
         if suspects := self._suspects():
             draft = replace(draft, details={**draft.details, **suspects})
+        if self._returned:
+            draft = replace(draft, details={**draft.details, RETURNED_FIELD: self._returned})
+            self._returned = []
         return draft
 
     def _schedule(self) -> None:

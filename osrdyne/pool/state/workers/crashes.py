@@ -8,8 +8,9 @@ are kept in memory and bounded: a new leader starts without them, and RabbitMQ's
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import WatchCell
@@ -18,14 +19,28 @@ from osrdyne.protocol.poison import WorkerDeath
 
 MAX_DEATHS = 1000
 MAX_DEATHS_OF_KEY = 50
+MAX_REQUESTS = 10_000
+
+
+class FailedDeliveries(NamedTuple):
+    """What is known about failed deliveries of a request that RabbitMQ has counted.
+
+    `caused`: it ran when its worker died. `innocent`: it did not run, or its worker was told to return it.
+    """
+
+    caused: int = 0
+    innocent: int = 0
 
 
 class DeathRegister:
-    """The latest deaths of a term, each with the fingerprints of the requests that ran in the worker."""
+    """The latest deaths of a term, each with the fingerprints of the requests that ran in the worker; and what is known
+    about failed deliveries of requests."""
 
     def __init__(self) -> None:
         self._deaths: deque[tuple[Key, WorkerDeath, Collection[str]]] = deque(maxlen=MAX_DEATHS)
-        self.count: WatchCell[int] = WatchCell(0)  # How many there were so far.
+        self._failed: dict[tuple[Key, str], FailedDeliveries] = {}
+        self._homes: dict[tuple[Key, str], tuple[frozenset[str], int]] = {}
+        self.count: WatchCell[int] = WatchCell(0)  # How many deaths and returns there were so far.
 
     def note(self, key: Key, death: WorkerDeath, requests: Collection[str]) -> None:
         """Keep a death. The oldest of the same key makes room, so that one key cannot push out the others."""
@@ -33,7 +48,6 @@ class DeathRegister:
         if len(same_key) >= MAX_DEATHS_OF_KEY:
             self._deaths.remove(same_key[0])
         self._deaths.append((key, death, requests))
-        self.count.set(self.count.value + 1)
 
     def of_request(self, key: Key, fingerprint: str) -> tuple[WorkerDeath, ...]:
         """The deaths that happened while this request ran, the earliest first."""
@@ -42,6 +56,39 @@ class DeathRegister:
             for known, death, requests in self._deaths
             if known == key and fingerprint in requests
         )
+
+    def note_end(self, key: Key, home: str, *, ran: Collection[str], waiting: Collection[str]) -> None:
+        """Record the failed deliveries of requests that ran or waited in a worker which has died; `home`: its process.
+
+        If several workers of the key die with one process, RabbitMQ may deliver what the first one had to the next one,
+        which takes no requests any more, and count that as well.
+        """
+        before, ends = self._homes.pop((key, home), (frozenset[str](), 0))
+        here = frozenset((*ran, *waiting))
+        self._homes[key, home] = (before | here, ends + 1)
+        for request in before | here:
+            passed_on = 1 if request not in here else 0 if request in before else ends
+            innocent = passed_on + (request in waiting and request not in ran)
+            self._count(key, request, FailedDeliveries(caused=int(request in ran), innocent=innocent))
+        while len(self._homes) > MAX_DEATHS:
+            del self._homes[next(iter(self._homes))]
+        self.count.set(self.count.value + 1)
+
+    def note_returned(self, key: Key, requests: Iterable[str]) -> None:
+        """Record an innocent return of each of these requests."""
+        for request in dict.fromkeys(requests):  # once, if several equal requests return: each has one count more
+            self._count(key, request, FailedDeliveries(innocent=1))
+        self.count.set(self.count.value + 1)
+
+    def take_failed(self, key: Key, fingerprint: str) -> FailedDeliveries:
+        """What is known about failed deliveries of this request since the last call."""
+        return self._failed.pop((key, fingerprint), FailedDeliveries())
+
+    def _count(self, key: Key, request: str, more: FailedDeliveries) -> None:
+        known = self._failed.pop((key, request), FailedDeliveries())
+        self._failed[key, request] = FailedDeliveries(known.caused + more.caused, known.innocent + more.innocent)
+        while len(self._failed) > MAX_REQUESTS:  # those that failed last are kept
+            del self._failed[next(iter(self._failed))]
 
 
 MAX_ENDED_KEYS = 500

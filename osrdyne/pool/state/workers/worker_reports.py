@@ -26,6 +26,7 @@ from osrdyne.protocol.activity import (
     STARVED_JOBS_FIELD,
     STUCK_FIELD,
     SUSPECTS_FIELD,
+    WAITING_FIELD,
     WAITING_FOR_FIELD,
     ActivityReport,
     Event,
@@ -92,7 +93,8 @@ _COMPLETIONS = frozenset({Event.REQUEST_COMPLETED, Event.IDLE, Event.BUSY})
 class WorkerReportState:
     """The latest known state of one worker, since `at` (seconds since the epoch).
 
-    `reason`: why it failed. `requests`: fingerprints of the requests that it ran then. `heard_at`, `worked_at`:
+    `reason`: why it failed. `requests`: fingerprints of the requests that it ran then. `waiting`: of those that were in
+    it and did not run. `heard_at`, `worked_at`:
     monotonic time of its latest report, and of its latest report about work. `counts_requests`: it has reported how
     many requests it runs, as workers do that implement the whole protocol. `paused`: it takes no requests for now.
     `generation`: of the last control message that it accepted, if it reports one. `completed`: requests that it has
@@ -116,6 +118,7 @@ class WorkerReportState:
     at: float = 0.0
     reason: str | None = None
     requests: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
     heard_at: float = -math.inf
     worked_at: float = -math.inf
     counts_requests: bool = False
@@ -159,6 +162,7 @@ def apply_report(
         at=at,
         reason=reason if isinstance(reason, str) else after.reason,
         requests=named_requests(report.details.get(REQUESTS_FIELD)),
+        waiting=named_requests(report.details.get(WAITING_FIELD)),
         heard_at=now,
         worked_at=now if report.event in WORK else after.worked_at,
         counts_requests=after.counts_requests or counts,
@@ -289,7 +293,7 @@ class WorkerRegistry:
         for worker in self.of_key(key):
             silent = worker.state is WorkerState.BUSY and not worker.reports_completion
             if silent and worker.heard_at <= sampled_after:
-                self._put(replace(worker, state=WorkerState.IDLE, in_flight=0, requests=()))
+                self._put(replace(worker, state=WorkerState.IDLE, in_flight=0, requests=(), waiting=()))
                 self.feed.notify(key)
 
     def take_listing(self, listed: Iterable[ListedQueue]) -> None:
@@ -336,6 +340,7 @@ def together(worker_id: str, replicas: Sequence[WorkerReportState]) -> WorkerRep
         worker_id=worker_id,
         in_flight=sum(worker.in_flight for worker in replicas),
         requests=tuple(request for worker in replicas for request in worker.requests),
+        waiting=tuple(request for worker in replicas for request in worker.waiting),
         completed=sum(worker.completed for worker in replicas),
         reports_completion=all(worker.reports_completion for worker in replicas),
         heard_at=max(worker.heard_at for worker in replicas),

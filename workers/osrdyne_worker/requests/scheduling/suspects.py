@@ -55,8 +55,9 @@ class SuspectGate:
 
 
 def is_suspect(request: Request) -> bool:
-    """Whether a worker may have died because of it. RabbitMQ before 4.3 also counts requests that were requeued."""
-    return request.redelivered and request.delivery_count > 0
+    """Whether a worker may have died because of it. RabbitMQ before 4.3 also counts requests that were requeued; the
+    controller has counted before it put a request back."""
+    return (request.redelivered and request.delivery_count > 0) or request.put_backs > 0
 
 
 @dataclass(slots=True)
