@@ -121,8 +121,8 @@ FAULTS = {
         ),
         (
             "the group is released before its request is published",
-            "        request, rest = routed[0], routed[1:]\n        try:\n",
-            "        request, rest = routed[0], routed[1:]\n        self._release(routed)\n        try:\n",
+            "        held = list(routed)\n",
+            "        held: list[RoutedRequest] = []\n        self._release(routed)\n",
         ),
         (
             "a request is published to a queue that is not bound",
@@ -201,8 +201,8 @@ FAULTS = {
     INTAKE: [
         (
             "a request that arrives after the stop runs",
-            "                await delivery.nack(requeue=True)\n                continue\n",
-            "                pass\n",
+            "await intake._processor.return_unused(delivery, intake._broker)\n                continue\n",
+            "pass\n",
         ),
         (
             "requests that have not begun are kept by a stopped intake",
