@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING
 from aiormq.abc import DeliveredMessage
 from pamqp import commands as spec
 
-from osrdyne.protocol.messages import BROKER_HEADERS, PUBLISH_HEADER, ROUTING_HEADERS, Request, request_from_wire
+from osrdyne.protocol.activity import fingerprint
+from osrdyne.protocol.messages import (
+    BROKER_HEADERS,
+    PATH_HEADER,
+    PUBLISH_HEADER,
+    ROUTING_HEADERS,
+    Request,
+    request_from_wire,
+)
 from osrdyne.protocol.names import DIRECT_REPLY_TO
+from osrdyne.protocol.statuses import decode_text
 
 if TYPE_CHECKING:
     from osrdyne.amqp.channel import Channel
@@ -109,6 +118,18 @@ class Delivery:
     @property
     def headers(self) -> Mapping[str, object]:
         return self.properties.headers or {}
+
+    def fingerprint(self) -> str:
+        """The name of this request in the reports of workers and in the evidence of the controller."""
+        properties = self.properties
+        return fingerprint(
+            key=self.routing_key,
+            path=decode_text(self.headers.get(PATH_HEADER)) or "",
+            correlation_id=properties.correlation_id,
+            reply_to=properties.reply_to or None,
+            message_id=properties.message_id,
+            body=self.body,
+        )
 
     async def ack(self) -> None:
         await self.channel.ack(self.tag)

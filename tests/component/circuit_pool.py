@@ -15,7 +15,6 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import Delivery, Message
 from osrdyne.ingress.circuits.configuration import load_circuits
 from osrdyne.pool.routing.circuits import CircuitView
-from osrdyne.processors.poison.evidence import fingerprint_of
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import ROUTE_HEADER
@@ -86,7 +85,7 @@ class PlayedWorker:
         await request.ack()
         headers: dict[str, object] = {"x-status": status, "x-route": str(request.headers[ROUTE_HEADER])}
         headers |= {} if probe_id is None else {"x-probe": probe_id}
-        details: dict[str, object] = {"count": 1, "outcomes": [fingerprint_of(request)], "in_flight": 0}
+        details: dict[str, object] = {"count": 1, "outcomes": [request.fingerprint()], "in_flight": 0}
         if self.pool.random.random() >= self.pool.lost_reports:
             await self._report(Event.REQUEST_COMPLETED, details, headers)
 

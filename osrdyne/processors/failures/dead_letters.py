@@ -31,7 +31,7 @@ from osrdyne.processors.expiry.plan import TakenRequest, copy_of
 from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
-from osrdyne.processors.poison.evidence import EvidenceCollector, fingerprint_of
+from osrdyne.processors.poison.evidence import EvidenceCollector
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.replies import Replier, SetAside
 from osrdyne.protocol.activity import text_fingerprint
@@ -231,8 +231,7 @@ class DeadLetterResponder:
         # What the controller rejected before any worker had it says nothing about the backend of a route.
         if self._circuits.counts and not self._died_as_orphan(death):
             route = decode_text(delivery.headers.get(ROUTE_HEADER)) or None
-            fingerprint = fingerprint_of(delivery)
-            self._circuits.record(route, Key(request.key), [fingerprint], status=reason.value, code=None)
+            self._circuits.record(route, Key(request.key), [delivery.fingerprint()], status=reason.value, code=None)
         if reason in _POISON:
             # Crash before: the copy is not sent. It is sent once, and the inventory has the request in any case.
             limit = MAX_RETURNS + 1 if self._died_as_orphan(death) else self._poison.limit_of(Key(request.key))

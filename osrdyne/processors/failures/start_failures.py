@@ -23,7 +23,6 @@ from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatu
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.failures.group_consumers import GroupConsumers
-from osrdyne.processors.poison.evidence import fingerprint_of
 from osrdyne.processors.replies import Replier, SetAside
 from osrdyne.protocol.messages import ROUTE_HEADER, header_text
 from osrdyne.protocol.names import Key
@@ -185,7 +184,7 @@ class StartFailureResponder:
         with ErrorBoundary(delivery, self._log):
             if self._circuits.counts:
                 route = decode_text(delivery.headers.get(ROUTE_HEADER)) or None
-                self._circuits.record(route, key, [fingerprint_of(delivery)], status=status, code=code)
+                self._circuits.record(route, key, [delivery.fingerprint()], status=status, code=code)
         self._log.info("request of a failed group answered", key=key, status=str(status), code=code)
 
 

@@ -12,27 +12,11 @@ from osrdyne.amqp import Delivery
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.workers.crashes import DeathRegister, FailedDeliveries
 from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
-from osrdyne.protocol.activity import fingerprint
-from osrdyne.protocol.messages import PATH_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
-from osrdyne.protocol.statuses import decode_text
 
 # Seconds to wait for the driver to report the last worker's death, which RabbitMQ has already noticed.
 PATIENCE = 3.0
-
-
-def fingerprint_of(delivery: Delivery) -> str:
-    """The fingerprint under which workers report this request."""
-    properties = delivery.properties
-    return fingerprint(
-        key=delivery.routing_key,
-        path=decode_text(delivery.headers.get(PATH_HEADER)) or "",
-        correlation_id=properties.correlation_id,
-        reply_to=properties.reply_to or None,
-        message_id=properties.message_id,
-        body=delivery.body,
-    )
 
 
 class EvidenceCollector:
@@ -45,7 +29,7 @@ class EvidenceCollector:
 
     async def settle(self, delivery: Delivery, *, also_waiting: bool = False) -> None:
         """Wait a little until no worker reports that it runs the request; `also_waiting`: or that it waits there."""
-        key, request = Key(delivery.routing_key), fingerprint_of(delivery)
+        key, request = Key(delivery.routing_key), delivery.fingerprint()
         until = self._clock.monotonic() + PATIENCE
         # A worker that still reports it has most likely just died, or returned it: that is the evidence to wait for.
         while self._is_reported(key, request, also_waiting=also_waiting):
@@ -55,11 +39,11 @@ class EvidenceCollector:
 
     def deaths(self, delivery: Delivery) -> tuple[WorkerDeath, ...]:
         """The deaths of workers that ran the request, earliest first."""
-        return self._crashes.of_request(Key(delivery.routing_key), fingerprint_of(delivery))
+        return self._crashes.of_request(Key(delivery.routing_key), delivery.fingerprint())
 
     def take_failed(self, delivery: Delivery) -> FailedDeliveries:
         """What is known about its failed deliveries since the last call."""
-        key, request = Key(delivery.routing_key), fingerprint_of(delivery)
+        key, request = Key(delivery.routing_key), delivery.fingerprint()
         workers = self._worker_reports.of_key(key)
         # It is in no worker any more, and the end of this one is not noticed yet.
         waited = any(request in worker.waiting and request not in worker.requests for worker in workers)

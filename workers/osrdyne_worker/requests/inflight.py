@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from osrdyne.amqp import Delivery
-from osrdyne.protocol.activity import fingerprint
 from osrdyne.protocol.messages import Request
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.requests.data_versions import LoadedData
@@ -32,18 +31,6 @@ class Interruption(StrEnum):
     """This worker stops or pauses: RabbitMQ delivers the request again later, or to another worker."""
     LOST = "lost"
     """Its channel is closed: RabbitMQ has requeued it already, and no answer could be acknowledged."""
-
-
-def fingerprint_of(delivery: Delivery, request: Request) -> str:
-    """The name of a request in reports."""
-    return fingerprint(
-        key=request.key,
-        path=request.path,
-        correlation_id=request.correlation_id,
-        reply_to=request.reply_to,
-        message_id=delivery.properties.message_id,
-        body=request.body,
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +93,7 @@ class InFlight:
     def fingerprint(self) -> str:
         """Its name in reports. Computed on first use: most requests are never named."""
         if self._fingerprint is None:
-            self._fingerprint = fingerprint_of(self.delivery, self.request)
+            self._fingerprint = self.delivery.fingerprint()
         return self._fingerprint
 
     @property

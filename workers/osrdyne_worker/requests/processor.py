@@ -53,7 +53,7 @@ from osrdyne_worker.requests.cancellations import Cancellations
 from osrdyne_worker.requests.controller_clock import ControllerClock
 from osrdyne_worker.requests.data_versions import DataLoading, DataVersions
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
-from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase, fingerprint_of
+from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
 from osrdyne_worker.requests.job_progress import JobProgressSender
 from osrdyne_worker.requests.outcome import Outcome, Result, early_result, result_of, time_left, time_to_work
 from osrdyne_worker.requests.replies import ProgressSender, ReplySender
@@ -848,7 +848,7 @@ class Processor:
         """Return a delivery that was not accepted to its queue."""
         await delivery.nack(requeue=True)
         if broker.counts_returns:
-            self._reporter.returned(fingerprint_of(delivery, delivery.to_request(now_ms=now_ms(self._clock))))
+            self._reporter.returned(delivery.fingerprint())
 
     def _arm(self, job: InFlight, seconds: float) -> None:
         """Set the deadline of a request to `seconds` from now."""
