@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from aiormq.exceptions import ChannelAccessRefused
 
-from osrdyne.aio.clock import Backoff, Clock
+from osrdyne.aio.clock import Backoff, Clock, now_ms
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.connection import Connection
 from osrdyne.amqp.errors import translate_error
@@ -44,6 +44,8 @@ QUEUE_FULL = Backoff(initial=0.1, factor=4.0, maximum=2.0)
 REFUSED = Backoff(initial=0.1, factor=4.0, maximum=10.0)  # Each refusal costs a channel.
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."  # The beginning of every address, with its dot.
 CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
+UNTIL_NO_DEADLINE = 600.0  # Seconds for which the answer to a request without a deadline is tried.
+AT_LEAST = 30.0  # The same for every request, also an expired one: clocks differ, and its caller may still wait.
 PATIENCE = 60.0  # Seconds for which a reply waits for a connection; most callers have given up after that.
 MAX_PROVEN = 10_000  # Addresses remembered as accepted; with one more, all are forgotten.
 
@@ -284,6 +286,12 @@ async def guarded_channel(
     channel = await connection.channel(confirms=True)
     reopen = (lambda: connection.channel(confirms=True)) if reopens else None
     return GuardedChannel(channel, direct, takes_any=takes_any, reopen=reopen)
+
+
+def last_attempt(deadline_ms: int | None, *, clock: Clock) -> float:
+    """Until when (monotonic seconds) the answer to a request with this deadline is tried, by controller and workers."""
+    left = math.inf if deadline_ms is None else (deadline_ms - now_ms(clock)) / 1000
+    return clock.monotonic() + min(max(AT_LEAST, left), UNTIL_NO_DEADLINE)
 
 
 async def publish_reply(

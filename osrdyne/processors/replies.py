@@ -14,9 +14,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
-from osrdyne.amqp.direct_reply_to import publish_reply
+from osrdyne.amqp.direct_reply_to import last_attempt, publish_reply
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerError,
@@ -34,8 +33,6 @@ from osrdyne.protocol.activity import FULL_QUEUE, NO_PERMISSION
 from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
 from osrdyne.protocol.statuses import Status
 
-UNTIL_NO_DEADLINE = 600.0  # Seconds for which the answer to a request without a deadline is tried, as by workers.
-AT_LEAST = 30.0  # Seconds for which an answer is tried although its request has expired: clocks differ, as in workers.
 MAX_WAITING = 1000  # Each holds its request in memory, and some a channel. Those beyond it are dropped after 2 seconds.
 MAX_WAITING_BYTES = 128 * 1024 * 1024  # Of the requests of these answers: others must still be taken.
 MAX_WAITING_OF_QUEUE, MAX_WAITING_BYTES_OF_QUEUE = 200, 32 * 1024 * 1024
@@ -176,15 +173,10 @@ class Replier:
             self._log.warning("answer refused, it is tried until the deadline", key=request.key)
 
         try:
-            until = self._clock.monotonic() + max(AT_LEAST, self._seconds_left(request))
+            until = last_attempt(request.deadline_ms, clock=self._clock)
             await publish_reply(publish, clock=self._clock, until=until, on_wait=check)
         finally:
             self._waiting.pop(task, None)
-
-    def _seconds_left(self, request: Request) -> float:
-        if request.deadline_ms is None:
-            return UNTIL_NO_DEADLINE
-        return min(UNTIL_NO_DEADLINE, (request.deadline_ms - now_ms(self._clock)) / 1000)
 
     def _has_room(self, wait: _Wait) -> bool:
         others = [*self._waiting.values()]

@@ -40,9 +40,7 @@ COUNT_TIMEOUT = 5.0  # Seconds for the publishes under way to be confirmed.
 MAX_WAITING = 10_000  # Requests that wait for room; with more, each full queue overflows at once.
 MAX_WAITING_BYTES = 128 * 2**20  # The same for their bodies: a quarter of what the ingress may hold in memory.
 MAX_ROOMS = 10_000  # Queues whose room is remembered; then all are counted again.
-MAX_EVICTING = (
-    20  # Requests that are taken out at the same time, each on a channel of its own; waiting answers keep theirs.
-)
+MAX_EVICTING = 20  # Requests taken out at once, each on its own channel, besides those whose answers wait.
 
 # The leader's term ends in order: the request is not answered, and returns to its place in the orphan queue.
 RETURNED = Refusal(Status.REJECTED, "The leader has ended.")

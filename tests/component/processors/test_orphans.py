@@ -9,11 +9,10 @@ from managed_pool import publish_to, send
 from replies import REPLIES, answers, died
 
 from osrdyne.amqp import Delivery, Message
-from osrdyne.amqp.direct_reply_to import PUBLISH_ATTEMPTS
+from osrdyne.amqp.direct_reply_to import PUBLISH_ATTEMPTS, UNTIL_NO_DEADLINE
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, QueueFullError
 from osrdyne.ingress.requests import Arrival
-from osrdyne.processors.replies import UNTIL_NO_DEADLINE
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, BROKER_HEADERS, HOPS_HEADER, NO_ACTIVATE_HEADER

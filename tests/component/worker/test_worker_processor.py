@@ -6,6 +6,7 @@ import pytest
 from worker_bench import LONG_PATH, QUEUE, REPLIES, Bench, bench_fixture, until
 
 from osrdyne.amqp import Message
+from osrdyne.amqp.direct_reply_to import AT_LEAST, UNTIL_NO_DEADLINE
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, QueueFullError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, FULL_QUEUE, NO_PERMISSION, WAITING_ANSWERS_FIELD, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
@@ -13,7 +14,6 @@ from osrdyne.protocol.names import PoolNames, QueueName, ReplyAddresses
 from osrdyne.protocol.progress import JOB_PROGRESS_INTERVAL, JobProgress
 from osrdyne_worker import Answer, App, Call, RequestError
 from osrdyne_worker.requests.probe import ProbeIntake
-from osrdyne_worker.requests.replies import AT_LEAST, UNTIL_NO_DEADLINE
 
 LARGE = {"x-large": "é" * 100_000}
 ANSWERS: dict[str, object] = {

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Message
-from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel, publish_reply
+from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel, last_attempt, publish_reply
 from osrdyne.errors import AddressRefusedError, MessageTooLargeError, OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Request, Response
@@ -22,13 +22,6 @@ from osrdyne_worker.requests.inflight import InFlight
 
 CANCEL_CHECK_INTERVAL = 0.5
 """Seconds between two checks whether the call was cancelled, while a thread waits for the confirm of its progress."""
-
-UNTIL_NO_DEADLINE = 600.0
-"""Seconds for which the answer to a request without a deadline is tried while its queue does not take it."""
-
-AT_LEAST = 30.0
-"""Seconds for which every answer is tried, also that to an expired request: the clock that set the deadline may be
-wrong, and the caller may still wait."""
 
 log = get_logger("worker")
 
@@ -77,12 +70,7 @@ class ReplySender:
         message: Message,
         on_wait: Callable[[OsrdyneError], None] | None,
     ) -> None:
-        until = None
-        if on_wait is not None:
-            left = UNTIL_NO_DEADLINE
-            if request.deadline_ms is not None:
-                left = min(left, (request.deadline_ms - now_ms(self.clock)) / 1000)
-            until = self.clock.monotonic() + max(AT_LEAST, left)
+        until = None if on_wait is None else last_attempt(request.deadline_ms, clock=self.clock)
         try:
             # Crash before the confirm: the request is delivered again and runs twice. After it: it is answered twice.
             await publish_reply(
