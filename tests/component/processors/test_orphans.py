@@ -9,7 +9,7 @@ from managed_pool import publish_to, send
 from replies import REPLIES, answers, died
 
 from osrdyne.amqp import Delivery, Message
-from osrdyne.amqp.direct_reply_to import PUBLISH_ATTEMPTS, UNTIL_NO_DEADLINE
+from osrdyne.amqp.direct_reply_to import PUBLISH_ATTEMPTS, REFUSED, UNTIL_NO_DEADLINE
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, QueueFullError
 from osrdyne.ingress.requests import Arrival
@@ -219,7 +219,7 @@ async def test_answer_waits_for_its_queue_and_holds_up_nothing(stack, clock, err
     await clock.advance(30.0)
     assert (len(stack.orphans()), stack.task.done()) == (2, False)
     is_refused = False
-    await clock.advance(5.0)
+    await clock.advance(REFUSED.maximum * (1 + REFUSED.jitter))  # the longest pause between two attempts
     assert sorted(name for name, _ in answers(broker)) == ["1", "2", "dead"]
     assert (stack.orphans(), broker.bodies("pool-dl"), stack.term.processors.replier.finding({})) == ([], [], None)
 
