@@ -256,37 +256,31 @@ public final class KeyScheduling implements ExternalClusterManager {
                 waits |= !pool.schedulableQueue().isEmpty();
                 starves |= pool.starves();
             }
-            int share = share(true);
             for (int beyond = running(true) - tasksAtOnce(); beyond > 0; beyond--) {
-                SlowTask last = null;
-                for (int i = 0; i < tasks.size(); i++) {
-                    SlowTask task = (SlowTask) tasks.get(i);
-                    last = task.isYoung && (last == null || task.goesBefore(last, share)) ? task : last;
-                }
-                if (last == null) {
-                    break;
-                }
-                tasks.remove(last);
-                stop(last);
+                stopOne(tasks, false);
             }
             if (starves) {
-                SlowTask last = null;
-                for (int i = 0; i < tasks.size(); i++) {
-                    SlowTask task = (SlowTask) tasks.get(i);
-                    last = task.isBeyond(share) && (last == null || task.id > last.id) ? task : last;
-                }
-                if (last != null) {
-                    stop(last);
-                }
+                stopOne(tasks, true);
             }
             if (waits) {
                 backend().reviveOffers(); // a pool may not be slow any more
             }
         }
 
-        private void stop(SlowTask task) {
-            task.pool.stopping++;
-            killTaskAttempt(task.id, true, "other keys need the place of a long task");
+        /** Stop the task that goes first, if any; `beyond`: of those beyond the share of their pool, else of the young. */
+        private void stopOne(List tasks, boolean beyond) {
+            int share = share(true);
+            SlowTask last = null;
+            for (int i = 0; i < tasks.size(); i++) {
+                SlowTask task = (SlowTask) tasks.get(i);
+                boolean mayStop = beyond ? task.isBeyond(share) : task.isYoung;
+                last = mayStop && (last == null || task.goesBefore(last, share)) ? task : last;
+            }
+            if (last != null) {
+                tasks.remove(last);
+                last.pool.stopping++;
+                killTaskAttempt(last.id, true, "other keys need the place of a long task");
+            }
         }
     }
 
