@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 from osrdyne.aio.clock import Backoff, now_ms
@@ -143,11 +144,12 @@ class DeadLetterResponder:
             adapting.cancel()
 
     async def _process_one(self, delivery: Delivery, prefetch: AdaptivePrefetch) -> None:
+        set_aside = partial(prefetch.set_aside, delivery)
         with ErrorBoundary(delivery, self._log) as boundary:
-            await self.process(delivery, set_aside=lambda: prefetch.set_aside(delivery))
+            await self.process(delivery, set_aside=set_aside)
         if boundary.failed:
             # Never rejected: the dead letter queue has no dead letter exchange, and the message would be lost.
-            await self._give_up(delivery, set_aside=lambda: prefetch.set_aside(delivery))
+            await self._give_up(delivery, set_aside=set_aside)
         prefetch.finish(delivery)
 
     async def process(self, delivery: Delivery, *, set_aside: SetAside) -> None:

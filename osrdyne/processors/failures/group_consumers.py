@@ -28,8 +28,9 @@ class _Attachment:
 
     channel: Channel
     tasks: asyncio.TaskGroup
+    consumers: list[Consumer] = field(default_factory=list)
     aside: Counter[str] = field(default_factory=Counter)
-    waiting: int = 0
+    waiting: set[Delivery] = field(default_factory=set)
     has_ended: bool = False
 
 
@@ -48,8 +49,8 @@ class GroupConsumers:
         self._open_channel = open_channel
         self._prefetch = prefetch
         self._arguments = arguments
-        self._attached: dict[Key, tuple[Channel, list[Consumer]]] = {}
-        self._attachments: dict[Channel, _Attachment] = {}
+        self._attached: dict[Key, _Attachment] = {}
+        self._attachments: dict[Channel, _Attachment] = {}  # also those that are detached
         self._log: Logger = get_logger("group_consumers", pool=layout.names.pool)
 
     @asynccontextmanager
@@ -59,14 +60,13 @@ class GroupConsumers:
         channel = await self._open_channel()
         attachment = self._attachments[channel] = _Attachment(channel, tasks)
         try:
-            consumers = [
-                await channel.consume(queue, prefetch=self._prefetch, arguments=self._arguments)
-                for queue in self._queues_of(key)
-            ]
-            self._attached[key] = channel, consumers
-            yield consumers
+            for queue in self._queues_of(key):
+                consumer = await channel.consume(queue, prefetch=self._prefetch, arguments=self._arguments)
+                attachment.consumers.append(consumer)
+            self._attached[key] = attachment
+            yield attachment.consumers
             # Every request that was taken is answered or returned by now, except those whose answers wait.
-            attachment.has_ended = attachment.waiting > 0 and not channel.is_closed
+            attachment.has_ended = bool(attachment.waiting) and not channel.is_closed
         finally:
             self._attached.pop(key, None)
             if not attachment.has_ended:
@@ -82,12 +82,10 @@ class GroupConsumers:
         """Call `answer` for a request, and return when it ends or waits for a reply queue: the next request may be
         answered. Raises `BrokerError`."""
         attachment = self._attachments[delivery.channel]
-        waits = asyncio.Event()
 
         async def work(set_aside: SetAside) -> None:
             def wait() -> None:
-                waits.set()
-                attachment.waiting += 1
+                attachment.waiting.add(delivery)
                 attachment.aside[consumer.queue] += 1
                 set_aside()
 
@@ -97,7 +95,7 @@ class GroupConsumers:
                 if boundary.failed:
                     await to_dead_letters(delivery)
             finally:
-                attachment.waiting -= waits.is_set()
+                attachment.waiting.discard(delivery)
                 if attachment.has_ended and not attachment.waiting:
                     await self._close(attachment)
 
@@ -116,19 +114,18 @@ class GroupConsumers:
         # Popped first: of two concurrent calls only one cancels the consumers.
         attached = self._attached.pop(key, None)
         if attached is not None:
-            channel, consumers = attached
             try:
-                for consumer in consumers:
-                    await channel.cancel(consumer)
+                for consumer in attached.consumers:
+                    await attached.channel.cancel(consumer)
             except BrokerError:
-                # It may still get requests, which nobody would answer: the close returns them, also those whose answers
-                # wait. A lost connection has done so.
-                await channel.close()
+                # A consumer that is left may still get requests, which this responder does not answer any more: the
+                # close returns them, and those whose answers wait. A lost connection has done so.
+                await attached.channel.close()
 
     def lacks_queue(self, key: Key) -> bool:
         """Whether a queue of the group is not consumed, because its priority level came into use later."""
         attached = self._attached.get(key)
-        return attached is not None and [consumer.queue for consumer in attached[1]] != self._queues_of(key)
+        return attached is not None and [consumer.queue for consumer in attached.consumers] != self._queues_of(key)
 
     def _queues_of(self, key: Key) -> list[QueueName]:
         return [queue.name for queue in self._layout.existing(key)]
