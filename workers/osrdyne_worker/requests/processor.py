@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from osrdyne.aio.clock import now_ms
@@ -928,9 +929,10 @@ class Processor:
 
     def _evidence_fields(self) -> Mapping[str, object]:
         fields = self._evidence.fields(suspects=sum(job.is_suspect for job in self._jobs.values()))
-        waiting = [job.fingerprint for job in self._jobs.values() if not (job.has_run or job.is_settled)]
+        waiting = (job for job in self._jobs.values() if not (job.has_run or job.is_settled))
+        named = [job.fingerprint for job in islice(waiting, MAX_NAMED_REQUESTS)]  # no others are hashed
         refused = Counter(job.answer_refused for job in self._jobs.values() if job.answer_refused is not None)
-        more = {WAITING_FIELD: waiting[:MAX_NAMED_REQUESTS], WAITING_ANSWERS_FIELD: dict(refused)}
+        more = {WAITING_FIELD: named, WAITING_ANSWERS_FIELD: dict(refused)}
         return {**fields, **{name: value for name, value in more.items() if value}}
 
     async def progress(self) -> Mapping[str, int]:
