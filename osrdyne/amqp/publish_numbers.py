@@ -1,9 +1,9 @@
 """Which publish a returned message belongs to: `Channel` numbers its publishes, and a header names the number.
 
 aiormq finds the publish of a returned message by the message id alone. It gives an id to each message that has none, so
-that receivers would read an id that nobody chose. And of two messages in flight with the same id, the returned one
-could count as confirmed and be lost. So aiormq takes the number for the message id, and RabbitMQ gets the properties as
-they are. RabbitMQ returns a message with its headers, among them that of the number.
+that receivers would read an id that the client has not set. And of two messages in flight with the same id, the
+returned one could count as confirmed and be lost. So aiormq takes the number for the message id, and RabbitMQ gets the
+properties as they are. RabbitMQ returns a message with its headers, among them that of the number.
 """
 
 from __future__ import annotations

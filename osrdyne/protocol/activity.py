@@ -51,7 +51,7 @@ WAITING_FIELD = "waiting"
 """The fingerprints of requests in the worker that have not begun to run."""
 RETURNED_FIELD = "returned"
 """The fingerprints of requests that have returned to their queue since the last report with this field, and that
-RabbitMQ has counted although they did not run or the worker was told to return them."""
+RabbitMQ has counted as failed, although they had not run, or a pause, drain or stop made the worker return them."""
 SUSPECTS_FIELD = "suspects"
 """How many requests a worker has put aside because they may have ended an earlier worker."""
 ALONE_FIELD = "alone"

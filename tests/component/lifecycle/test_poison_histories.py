@@ -172,7 +172,7 @@ class PoisonWorld(HistoryWorld):
         self.deaths: Counter[bytes] = Counter()
         self.caused: Counter[bytes] = Counter()
         self.later_deaths: Counter[bytes] = Counter()
-        """Without those at their first deliveries, which nobody may have heard of."""
+        """Without those at their first deliveries, which no report may name."""
         self._homes: dict[object, Process] = {}
 
     def _begin_worker(self, fake, home):
@@ -249,7 +249,7 @@ def check_answers(world: PoisonWorld, pool: Pool) -> None:
             in_time = b"late" in body and pool is Pool.ROOMY
             assert world.caused[body] <= (RUNS_OF_POISON if in_time else LIMIT), evidence
         elif status == Status.DELIVERY_LIMIT:
-            # Nobody may have heard of its first delivery.
+            # No report may name its first delivery.
             assert world.later_deaths[body] + 1 >= LIMIT, evidence
         elif status == Status.POISON:
             assert world.later_deaths[body] >= 1, evidence

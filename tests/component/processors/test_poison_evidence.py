@@ -175,14 +175,14 @@ async def test_leader_that_dies_while_it_puts_a_request_back_loses_nothing(clock
 async def test_request_at_its_limit_before_the_term_gets_one_more_round(clock, broker):
     broker.declare_queue("replies", {})
     async with leading(clock, broker=broker, settings=SETTINGS) as stack:
-        await (pool := Pool(stack)).send(b"seen by nobody")
+        await (pool := Pool(stack)).send(b"not reported")
         await stack.kill()
         await pool.reject_to_the_end()
-        assert broker.bodies("pool-dl") == [b"seen by nobody"]
+        assert broker.bodies("pool-dl") == [b"not reported"]
     await clock.advance(60)
     async with leading(clock, broker=broker, settings=SETTINGS) as stack:
         await clock.advance(5)
-        assert stack.waiting("k") == [b"seen by nobody"]
+        assert stack.waiting("k") == [b"not reported"]
         await pool.reject_to_the_end()
         await clock.advance(5)
         assert len(broker.bodies("replies")) == 1

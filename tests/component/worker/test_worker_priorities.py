@@ -215,7 +215,7 @@ async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked():
     ],
 )
 async def test_report_names_what_returned_for_no_fault_of_its_own(scene, version, is_lost, named):
-    """What the worker was told to return, where RabbitMQ counts that; and what only waited when its channel closed."""
+    """What a pause made the worker return, where RabbitMQ counts that; and what only waited when its channel closed."""
     scene.broker.version = version
     names = {}
     async with scene.reporting() as reports:

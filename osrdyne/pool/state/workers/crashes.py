@@ -25,7 +25,7 @@ MAX_REQUESTS = 10_000
 class FailedDeliveries(NamedTuple):
     """What is known about failed deliveries of a request that RabbitMQ has counted.
 
-    `caused`: it ran when its worker died. `innocent`: it did not run, or its worker was told to return it.
+    `caused`: it ran when its worker died. `innocent`: it did not run, or its worker lives on.
     """
 
     caused: int = 0

@@ -94,9 +94,9 @@ class WorkerReportState:
     """The latest known state of one worker, since `at` (seconds since the epoch).
 
     `reason`: why it failed. `requests`: fingerprints of the requests that it ran then. `waiting`: of those that were in
-    it and did not run. `heard_at`, `worked_at`:
-    monotonic time of its latest report, and of its latest report about work. `counts_requests`: it has reported how
-    many requests it runs, as workers do that implement the whole protocol. `paused`: it takes no requests for now.
+    it and did not run. `heard_at`, `worked_at`: monotonic time of its latest report, and of its latest report about
+    work. `counts_requests`: it has reported how many requests it runs, as workers do that implement the whole protocol.
+    `paused`: it takes no requests for now.
     `generation`: of the last control message that it accepted, if it reports one. `completed`: requests that it has
     reported as completed. `suspects`: requests that it has put aside because they may have ended an earlier worker.
     `alone`: the text of the request that it runs with nothing else. `blocked`: the text of a request whose handler has
